@@ -1,0 +1,49 @@
+"""Types of the compiled binding. Every argument is already checked by problem.py; nothing here validates."""
+
+from typing import Any
+
+import numpy as np
+
+DTYPES: tuple[str, ...]  # storage types by code: ("f32", "f64", "f16", "bf16")
+ISAS: tuple[str, ...]  # tiers compiled in, plainest first: ("scalar", "avx2", "avx512")
+version: str
+
+def attend(
+    query: np.ndarray,  # (n_q, d_qk) ... (batch, n_heads, n_q, d_qk); last stride = itemsize; bfloat16 as uint16
+    key: np.ndarray,
+    value: np.ndarray,
+    out: np.ndarray,  # query's shape with d_v last, same layout
+    weights: np.ndarray | None,  # C-contiguous (batch, n_heads, n_q, n_kv), leading axes as query has them
+    lse: np.ndarray | None,  # C-contiguous (batch, n_heads, n_q), float32 or float64 (f64 only)
+    mask: np.ndarray | None,  # bool or compute type, at most 4 axes aligned right to (batch, n_heads, n_q, n_kv)
+    mask_offsets: np.ndarray | None,  # int64 (batch,): byte offset of each batch entry in mask (rank > 4 only)
+    query_lengths: np.ndarray | None,  # int64 (batch,)
+    key_lengths: np.ndarray | None,  # int64 (batch,)
+    offsets: np.ndarray | None,  # int64 (batch,): causal offset per batch entry
+    scale: float,
+    offset: int,  # causal offset when offsets is None
+    left: int,  # attend iff i + offset - left <= j <= i + offset + right; UNBOUNDED = no limit
+    right: int,
+    dtype: int,  # index into DTYPES
+    bshd: bool,  # axes are (batch, n, heads, d)
+    num_threads: int,  # 0 = default_threads()
+) -> None: ...
+def explain(*args: Any) -> dict[str, Any]: ...  # attend's arguments (out may be None): the plan, nothing run
+def softmax(
+    scores: np.ndarray,  # (rows, n), last stride = itemsize
+    out: np.ndarray,
+    mask: np.ndarray | None,  # bool or compute type (rows, n), any strides
+    lengths: np.ndarray | None,  # int64 (rows,)
+    dtype: int,
+    num_threads: int,
+) -> None: ...
+
+UNBOUNDED: int
+
+def supported_isas() -> tuple[str, ...]: ...  # the compiled tiers this CPU can run
+def get_isa() -> str: ...
+def set_isa(name: str) -> None: ...  # a name from supported_isas()
+def default_threads() -> int: ...  # min(OpenMP maximum now, CPU affinity, quota)
+def set_cpu_quota(cpus: int) -> None: ...  # 0 = none
+def build_info() -> dict[str, Any]: ...  # version, compiler, openmp (0 = none), isas, dtypes
+def dlpack(tensor: Any) -> tuple[Any, str]: ...  # (object with the buffer protocol, dtype name); CPU tensors only
