@@ -1,0 +1,96 @@
+/* The C interface of the engine, and the glossary of its names.
+ *
+ * batch, n_heads, n_kv_heads   entries, query heads, key/value heads (n_heads % n_kv_heads == 0)
+ * n_q, n_kv                    queries, keys per head        i, j   index of a query, of a key
+ * d_qk, d_v                    head size of query and key, of value
+ * scores, weights, output      logits before softmax, probabilities, weights @ value
+ * lse                          natural log of the sum of exponentials of a row's final scores
+ *
+ * Contract: the caller has checked every shape, stride and length. Strides count elements, the last
+ * axis of query, key, value and output is dense, weights and lse are C-contiguous. After that a call
+ * can only end as ATTN_OK, ATTN_NO_MEMORY or ATTN_INTERRUPTED. */
+#ifndef ATTN_ENGINE_H
+#define ATTN_ENGINE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "lists.h"
+
+#define ATTN_ENUM(name, ...) ATTN_ISA_##name,
+typedef enum attn_isa { ATTN_ISAS(ATTN_ENUM) ATTN_ISA_COUNT } attn_isa;
+#undef ATTN_ENUM
+#define ATTN_ENUM(name, ...) ATTN_DTYPE_CODE_##name,
+typedef enum attn_dtype { ATTN_DTYPES(ATTN_ENUM) ATTN_DTYPE_COUNT } attn_dtype;
+#undef ATTN_ENUM
+
+typedef enum attn_status { ATTN_OK, ATTN_NO_MEMORY, ATTN_INTERRUPTED } attn_status;
+
+/* A side of the window that does not end. Far from INT64_MAX, so that adding indices is safe. */
+#define ATTN_UNBOUNDED (INT64_C(1) << 60)
+
+typedef struct attn_tensor {
+    void *data; /* element [0, 0, 0, 0] of (batch, heads, rows, d) */
+    int64_t stride_batch, stride_head, stride_row;
+} attn_tensor;
+
+typedef enum attn_mask_kind { ATTN_MASK_NONE, ATTN_MASK_BOOL, ATTN_MASK_ADD } attn_mask_kind;
+
+/* Dense mask (batch, n_heads, n_q, n_kv), broadcast by strides of 0: bool (1 = attend) or compute
+ * type (added to the score, -inf hides). */
+typedef struct attn_mask {
+    attn_mask_kind kind;
+    const void *data;
+    int64_t stride_batch, stride_head, stride_row, stride_col;
+    const int64_t *batch_offsets; /* (batch,) in bytes, instead of stride_batch; or NULL */
+} attn_mask;
+
+typedef struct attn_problem {
+    attn_dtype dtype;
+    int64_t batch, n_heads, n_kv_heads, n_q, n_kv, d_qk, d_v;
+    attn_tensor query, key, value, output;
+    double scale;
+    attn_mask mask;
+    /* key j is visible to query i iff i + offset - left <= j <= i + offset + right */
+    int64_t left, right, offset;
+    const int64_t *offsets;       /* (batch,) instead of offset, or NULL */
+    const int64_t *query_lengths; /* (batch,) or NULL: rows from there on are padding */
+    const int64_t *key_lengths;   /* (batch,) or NULL: keys from there on are hidden */
+    void *weights;                /* (batch, n_heads, n_q, n_kv) of dtype, or NULL */
+    void *lse;                    /* (batch, n_heads, n_q) of the compute type, or NULL */
+    int num_threads;              /* upper bound; 0 = attn_default_threads() */
+} attn_problem;
+
+/* Row softmax of (rows, n) scores. Hidden entries get weight 0, a row with none visible all 0. */
+typedef struct attn_softmax_problem {
+    attn_dtype dtype;
+    int64_t rows, n;
+    attn_tensor scores, output; /* only stride_row counts */
+    attn_mask mask;             /* only stride_row and stride_col count */
+    const int64_t *lengths;     /* (rows,) or NULL */
+    int num_threads;
+} attn_softmax_problem;
+
+/* How a call will run, for people: attn_describe() fills it without running anything. */
+typedef struct attn_description {
+    const char *kernel, *label, *isa;
+    int threads;
+    int64_t tasks, block_q, block_kv, splits, split_kv, key_blocks, scratch_bytes;
+} attn_description;
+
+attn_status attn_attend(const attn_problem *problem, int (*poll)(void));
+attn_status attn_softmax(const attn_softmax_problem *problem, int (*poll)(void));
+void attn_describe(const attn_problem *problem, attn_description *description);
+
+const char *attn_isa_name(attn_isa isa);
+const char *attn_dtype_name(attn_dtype dtype);
+bool attn_isa_supported(attn_isa isa); /* can this CPU run it? */
+attn_isa attn_get_isa(void);
+void attn_set_isa(attn_isa isa);
+
+int attn_default_threads(void); /* min(OpenMP's maximum now, CPU affinity, quota) */
+void attn_set_cpu_quota(int cpus); /* 0 = none */
+int attn_openmp_version(void);     /* the _OPENMP date, 0 without OpenMP */
+
+#endif

@@ -1,0 +1,19 @@
+/* The lists that everything else is made from: a row here makes the enum, the declaration, the
+ * registry slot, the name in errors and reports, and the test id. CMakeLists.txt has the same tiers. */
+#ifndef ATTN_LISTS_H
+#define ATTN_LISTS_H
+
+/* Tiers, plainest first: X(name). A later one is preferred where the CPU has it. */
+#if defined(__x86_64__) || defined(_M_X64)
+#define ATTN_ISAS(X) X(scalar) X(avx2) X(avx512)
+#else
+#define ATTN_ISAS(X) X(scalar)
+#endif
+
+/* Storage types: X(name, bytes stored, bytes computed in). */
+#define ATTN_DTYPES(X) X(f32, 4, 4) X(f64, 8, 8) X(f16, 2, 4) X(bf16, 2, 4)
+
+/* Kernel sources: X(name). Each is compiled once per tier and storage type. */
+#define ATTN_KERNELS(X) X(prefill) X(decode) X(softmax)
+
+#endif
