@@ -1,0 +1,157 @@
+"""What attn_engine computes, in plain NumPy: the specification, and the oracle of the tests.
+
+A function takes the arguments of the public function of its name and computes everything in one
+precision (``dtype``, float64 unless told), with no tiles, no threads and no checks.
+
+Inside, axes are always ``(..., n_heads, n, d)``; scores, weights and what is visible are
+``(..., n_heads, n_q, n_kv)``.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Attention(NamedTuple):
+    """Everything a call can return, in the precision it was computed in."""
+
+    output: np.ndarray  # query's shape with d_v for d_qk, in the same layout
+    weights: np.ndarray  # (..., n_heads, n_q, n_kv)
+    lse: np.ndarray  # (..., n_heads, n_q): log of the sum of exp(score), -inf where none is seen
+
+
+def scaled_dot_product_attention(
+    query,
+    key,
+    value,
+    attn_mask=None,
+    *,
+    is_causal=False,
+    scale=None,
+    enable_gqa=False,  # a permission for validation; here the shapes say it all
+    causal_offset=0,
+    window=None,
+    query_lengths=None,
+    key_lengths=None,
+    layout="bhsd",
+    dtype=np.float64,
+):
+    """Equation 1 of "Attention Is All You Need" (Vaswani et al., 2017), with every mask."""
+    rank = np.ndim(query)
+    with np.errstate(all="ignore"):  # hidden slots may hold anything, NaN and infinity included
+        query, key, value = (_heads_first(x, layout, dtype) for x in (query, key, value))
+        group = query.shape[-3] // max(key.shape[-3], 1)
+        key, value = np.repeat(key, group, axis=-3), np.repeat(value, group, axis=-3)
+        bias, keep = split_mask(attn_mask, dtype)
+        scores = final_scores(query, key, bias, scale)
+        visible = visible_keys(
+            scores.shape, keep, is_causal, causal_offset, window, query_lengths, key_lengths
+        )
+        weights, lse = visible_softmax(scores, visible)
+        output = visible_sum(weights, value, visible)
+    if rank == 2:
+        return Attention(output[0], weights[0], lse[0])
+    return Attention(np.swapaxes(output, -3, -2) if layout == "bshd" else output, weights, lse)
+
+
+def softmax(scores, mask=None, lengths=None, axis=-1, *, dtype=np.float64):
+    """Softmax along one axis; a row is visible where the mask allows it, below its length."""
+    with np.errstate(all="ignore"):
+        bias, keep = split_mask(mask, dtype)
+        scores = np.asarray(scores).astype(dtype) + bias
+        visible = np.broadcast_to(keep, scores.shape)
+        if lengths is not None:
+            below = np.arange(scores.shape[axis]) < np.asarray(lengths)[..., None]
+            visible = visible & np.moveaxis(below, -1, axis)
+        weights, _ = visible_softmax(np.moveaxis(scores, axis, -1), np.moveaxis(visible, axis, -1))
+    return np.moveaxis(weights, -1, axis)
+
+
+def self_attention(x, W_q, W_k, W_v, *, num_heads=1, dtype=np.float64, **options):
+    """Project x (..., n, d_model), attend head by head, concatenate: (output, weights)."""
+    x = np.asarray(x).astype(dtype)
+    heads = []
+    for weight in (W_q, W_k, W_v):
+        projected = x @ np.asarray(weight).astype(dtype)
+        per_head = projected.reshape(*x.shape[:-1], num_heads, projected.shape[-1] // num_heads)
+        heads.append(np.swapaxes(per_head, -3, -2))
+    output, weights, _ = scaled_dot_product_attention(*heads, dtype=dtype, **options)
+    output = np.swapaxes(output, -3, -2)
+    output = output.reshape(*x.shape[:-1], output.shape[-2] * output.shape[-1])
+    return output, weights if num_heads > 1 else weights[..., 0, :, :]
+
+
+def split_mask(mask, dtype):
+    """A mask as what it adds to a score and what it keeps; only False and -inf hide a key."""
+    if mask is None:
+        return dtype(0), True
+    mask = np.asarray(mask)
+    if mask.dtype == bool:
+        return dtype(0), mask
+    return mask.astype(dtype), mask != -np.inf
+
+
+def final_scores(query, key, bias, scale=None):
+    """Scores in the order of operations: q kᵀ, times scale, plus the additive mask."""
+    if scale is None:
+        scale = 1 / np.sqrt(query.dtype.type(max(query.shape[-1], 1)))
+    return query @ np.swapaxes(key, -1, -2) * query.dtype.type(scale) + bias
+
+
+def visible_keys(shape, keep, is_causal, causal_offset, window, query_lengths, key_lengths):
+    """Which query i sees which key j: the intersection of all masks, a bool array of this shape."""
+    n_q, n_kv = shape[-2:]
+    i, j = np.arange(n_q)[:, None], np.arange(n_kv)
+    query_lengths = _per_batch(n_q if query_lengths is None else query_lengths)
+    key_lengths = _per_batch(n_kv if key_lengths is None else key_lengths)
+    if isinstance(causal_offset, str):  # "bottom_right": the last query sees the last key
+        position = i + key_lengths - query_lengths
+    else:
+        position = i + _per_batch(causal_offset)  # of query i among the keys
+
+    visible = np.broadcast_to(keep, shape) & (i < query_lengths) & (j < key_lengths)
+    if is_causal:
+        visible &= j <= position
+    if window is not None:
+        left, right = window
+        if left is not None:
+            visible &= j >= position - left
+        if right is not None:
+            visible &= j <= position + right
+    return visible
+
+
+def visible_softmax(scores, visible):
+    """Softmax of the last axis over what is visible, and its lse; an empty row is 0 and -inf."""
+    scores = np.where(visible, scores, -np.inf)
+    largest = scores.max(-1, keepdims=True, initial=-np.inf)
+    largest = np.where(largest == -np.inf, 0, largest)
+    exponentials = np.exp(scores - largest)
+    total = exponentials.sum(-1, keepdims=True)
+    weights = exponentials / np.where(total == 0, 1, total)
+    weights = np.where(visible, weights, 0)  # exactly 0 even in a row with a visible NaN
+    return weights, (largest + np.log(total))[..., 0]
+
+
+def visible_sum(weights, value, visible):
+    """weights @ value in which a hidden value is never touched: 0 x NaN would be NaN."""
+    usual = np.isfinite(value)
+    output = weights @ np.where(usual, value, 0)
+    unusual = np.where(usual, 0, value)
+    for j in np.unique(np.nonzero(~usual)[-2]):
+        term = weights[..., j, None] * unusual[..., j, None, :]
+        output += np.where(visible[..., j, None], term, 0)
+    return output
+
+
+def _heads_first(x, layout, dtype):
+    """An input as (..., n_heads, n, d) in the compute precision; rank 2 is one head."""
+    x = np.asarray(x).astype(dtype)
+    if x.ndim == 2:
+        return x[None]
+    return np.swapaxes(x, -3, -2) if layout == "bshd" else x
+
+
+def _per_batch(number):
+    """One number, or one for each batch entry, in a shape that broadcasts against scores."""
+    return np.asarray(number)[..., None, None, None]
