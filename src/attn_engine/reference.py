@@ -21,32 +21,15 @@ class Attention(NamedTuple):
 
 
 def scaled_dot_product_attention(
-    query,
-    key,
-    value,
-    attn_mask=None,
-    *,
-    is_causal=False,
-    scale=None,
-    enable_gqa=False,  # a permission for validation; here the shapes say it all
-    causal_offset=0,
-    window=None,
-    query_lengths=None,
-    key_lengths=None,
-    layout="bhsd",
-    dtype=np.float64,
+    query, key, value, attn_mask=None, *, layout="bhsd", dtype=np.float64, **options
 ):
-    """Equation 1 of "Attention Is All You Need" (Vaswani et al., 2017), with every mask."""
+    """Attention of Vaswani et al. (2017), equation 1; options are those of scores_and_visible."""
     rank = np.ndim(query)
     with np.errstate(all="ignore"):  # hidden slots may hold anything, NaN and infinity included
-        query, key, value = (_heads_first(x, layout, dtype) for x in (query, key, value))
-        group = query.shape[-3] // max(key.shape[-3], 1)
-        key, value = np.repeat(key, group, axis=-3), np.repeat(value, group, axis=-3)
-        bias, keep = split_mask(attn_mask, dtype)
-        scores = final_scores(query, key, bias, scale)
-        visible = visible_keys(
-            scores.shape, keep, is_causal, causal_offset, window, query_lengths, key_lengths
-        )
+        query = one_per_head(query, None, layout, dtype)
+        key = one_per_head(key, query.shape[-3], layout, dtype)
+        value = one_per_head(value, query.shape[-3], layout, dtype)
+        scores, visible = scores_and_visible(query, key, attn_mask, **options)
         weights, lse = visible_softmax(scores, visible)
         output = visible_sum(weights, value, visible)
     if rank == 2:
@@ -81,26 +64,37 @@ def self_attention(x, W_q, W_k, W_v, *, num_heads=1, dtype=np.float64, **options
     return output, weights if num_heads > 1 else weights[..., 0, :, :]
 
 
-def split_mask(mask, dtype):
-    """A mask as what it adds to a score and what it keeps; only False and -inf hide a key."""
-    if mask is None:
-        return dtype(0), True
-    mask = np.asarray(mask)
-    if mask.dtype == bool:
-        return dtype(0), mask
-    return mask.astype(dtype), mask != -np.inf
+def one_per_head(x, n_heads, layout, dtype):
+    """An input as (..., n_heads, n, d); query head h reads key/value head h // group."""
+    x = np.asarray(x).astype(dtype)
+    if x.ndim == 2:
+        x = x[None]
+    elif layout == "bshd":
+        x = np.swapaxes(x, -3, -2)
+    return x if n_heads is None else np.repeat(x, n_heads // max(x.shape[-3], 1), axis=-3)
 
 
-def final_scores(query, key, bias, scale=None):
-    """Scores in the order of operations: q kᵀ, times scale, plus the additive mask."""
-    if scale is None:
-        scale = 1 / np.sqrt(query.dtype.type(max(query.shape[-1], 1)))
-    return query @ np.swapaxes(key, -1, -2) * query.dtype.type(scale) + bias
+def scores_and_visible(
+    query,
+    key,
+    attn_mask=None,
+    *,
+    is_causal=False,
+    scale=None,
+    enable_gqa=False,  # a permission for validation; here the shapes say it all
+    causal_offset=0,
+    window=None,
+    query_lengths=None,
+    key_lengths=None,
+):
+    """The final scores, and which query i sees which key j: the intersection of all masks."""
+    n_q, n_kv, d_qk = query.shape[-2], key.shape[-2], query.shape[-1]
+    number = query.dtype.type
+    scale = 1 / np.sqrt(number(max(d_qk, 1))) if scale is None else number(scale)
+    bias, keep = split_mask(attn_mask, number)
+    scores = query @ np.swapaxes(key, -1, -2) * scale
+    scores = scores + bias
 
-
-def visible_keys(shape, keep, is_causal, causal_offset, window, query_lengths, key_lengths):
-    """Which query i sees which key j: the intersection of all masks, a bool array of this shape."""
-    n_q, n_kv = shape[-2:]
     i, j = np.arange(n_q)[:, None], np.arange(n_kv)
     query_lengths = _per_batch(n_q if query_lengths is None else query_lengths)
     key_lengths = _per_batch(n_kv if key_lengths is None else key_lengths)
@@ -108,8 +102,7 @@ def visible_keys(shape, keep, is_causal, causal_offset, window, query_lengths, k
         position = i + key_lengths - query_lengths
     else:
         position = i + _per_batch(causal_offset)  # of query i among the keys
-
-    visible = np.broadcast_to(keep, shape) & (i < query_lengths) & (j < key_lengths)
+    visible = np.broadcast_to(keep, scores.shape) & (i < query_lengths) & (j < key_lengths)
     if is_causal:
         visible &= j <= position
     if window is not None:
@@ -118,7 +111,17 @@ def visible_keys(shape, keep, is_causal, causal_offset, window, query_lengths, k
             visible &= j >= position - left
         if right is not None:
             visible &= j <= position + right
-    return visible
+    return scores, visible
+
+
+def split_mask(mask, dtype):
+    """A mask as what it adds to a score and what it keeps; only False and -inf hide a key."""
+    if mask is None:
+        return dtype(0), True
+    mask = np.asarray(mask)
+    if mask.dtype == bool:
+        return dtype(0), mask
+    return mask.astype(dtype), mask != -np.inf
 
 
 def visible_softmax(scores, visible):
@@ -142,14 +145,6 @@ def visible_sum(weights, value, visible):
         term = weights[..., j, None] * unusual[..., j, None, :]
         output += np.where(visible[..., j, None], term, 0)
     return output
-
-
-def _heads_first(x, layout, dtype):
-    """An input as (..., n_heads, n, d) in the compute precision; rank 2 is one head."""
-    x = np.asarray(x).astype(dtype)
-    if x.ndim == 2:
-        return x[None]
-    return np.swapaxes(x, -3, -2) if layout == "bshd" else x
 
 
 def _per_batch(number):
