@@ -1,0 +1,37 @@
+"""What every bench_*.py shares: one fixture that checks a case, times it and says what it cost."""
+
+import pytest
+
+from attn_engine import get_isa
+from attn_engine.bench.cases import make_inputs
+from attn_engine.bench.check import TOLERANCE, largest_error
+from attn_engine.bench.compare import usable_cores
+from attn_engine.bench.contenders import CONTENDERS, ENGINE
+
+
+@pytest.fixture
+def run(benchmark):
+    """A function of (case, threads): attn_engine's result is checked, then timed.
+
+    `extra_info` gets flops and bytes (what the case needs at least), tier, threads, and the rates
+    of the median call where it was timed (not with --benchmark-disable).
+    """
+
+    def run_case(case, threads=None):
+        threads = threads or usable_cores()
+        inputs = make_inputs(case)
+        call = CONTENDERS[ENGINE].prepare(case, inputs, threads)
+        assert largest_error(case, inputs, call()) < TOLERANCE[case.dtype]
+        benchmark(call)
+        benchmark.extra_info |= {
+            "flops": case.flops,
+            "bytes": case.bytes,
+            "tier": get_isa(),
+            "threads": threads,
+        }
+        if benchmark.stats is not None:
+            seconds = benchmark.stats.stats.median
+            benchmark.extra_info["gflops"] = case.flops / seconds / 1e9
+            benchmark.extra_info["gbytes_per_s"] = case.bytes / seconds / 1e9
+
+    return run_case

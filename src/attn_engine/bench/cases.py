@@ -1,0 +1,143 @@
+"""The problems of the comparison: shapes, inputs and what they cost at least."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One problem: query (batch, n_heads, n_q, d), key and value (batch, n_kv_heads, n_kv, d).
+
+    At most one of the hiding fields is used, `window_left` together with `is_causal`.
+    """
+
+    name: str
+    batch: int
+    n_heads: int
+    n_kv_heads: int
+    n_q: int
+    n_kv: int
+    d: int
+    dtype: str = "float32"
+    is_causal: bool = False
+    window_left: int | None = None  # a query sees itself and this many keys before it
+    key_lengths: tuple[int, ...] | None = None  # one for each batch entry
+    mask: str | None = None  # "float" (a bias) or "bool" (half hidden), (1, 1, n_q, n_kv)
+    weights: bool = False  # output and weights are asked for
+
+    @property
+    def is_decode(self) -> bool:
+        """One query: bound by reading key and value, not by arithmetic."""
+        return self.n_q == 1
+
+    @property
+    def flops(self) -> int:
+        """Operations of both products, without what shape alone hides (a bool mask saves nothing)."""
+        if self.key_lengths is not None:
+            pairs = self.n_q * sum(self.key_lengths)
+        elif self.is_causal:
+            seen = self.n_kv if self.window_left is None else self.window_left + 1
+            pairs = self.batch * int(np.minimum(np.arange(1, self.n_q + 1), seen).sum())
+        else:
+            pairs = self.batch * self.n_q * self.n_kv
+        return 4 * self.n_heads * pairs * self.d
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of key and value together."""
+        items = 2 * self.batch * self.n_kv_heads * self.n_kv * self.d
+        return items * ITEM_BYTES[self.dtype]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that must move at least: query, key, value and output once."""
+        items = 2 * self.batch * self.n_heads * self.n_q * self.d
+        return self.kv_bytes + items * ITEM_BYTES[self.dtype]
+
+
+LENGTHS = (512, 400, 300, 256, 128, 100, 64, 32)
+
+# name, batch, n_heads, n_kv_heads, n_q, n_kv, d
+CASES = (
+    Case("tiny_8x16x64", 1, 8, 8, 16, 16, 64),
+    Case("short_8x12x128x64", 8, 12, 12, 128, 128, 64),
+    Case("prefill_512_d64", 1, 12, 12, 512, 512, 64),
+    Case("prefill_1k_d64", 1, 8, 8, 1024, 1024, 64),
+    Case("prefill_2k_d128", 1, 8, 8, 2048, 2048, 128),
+    Case("prefill_1k_d80", 1, 8, 8, 1024, 1024, 80),
+    Case("causal_512_d64", 1, 12, 12, 512, 512, 64, is_causal=True),
+    Case("causal_2k_d64", 1, 8, 8, 2048, 2048, 64, is_causal=True),
+    Case("causal_4k_d128_gqa4", 1, 8, 2, 4096, 4096, 128, is_causal=True),
+    Case("window256_4k_d64", 1, 8, 8, 4096, 4096, 64, is_causal=True, window_left=255),
+    Case("lengths_8x12x512", 8, 12, 12, 512, 512, 64, key_lengths=LENGTHS),
+    Case("floatmask_512", 4, 12, 12, 512, 512, 64, mask="float"),
+    Case("boolmask_512", 4, 12, 12, 512, 512, 64, mask="bool"),
+    Case("decode_1k_h32_d64", 1, 32, 32, 1, 1024, 64),
+    Case("decode_8k_h1_d128", 1, 1, 1, 1, 8192, 128),
+    Case("decode_4k_gqa4_d128", 1, 32, 8, 1, 4096, 128),
+    Case("decode_32k_gqa4_d128", 1, 8, 2, 1, 32768, 128),
+    Case("decode_b8_2k_gqa4", 8, 32, 8, 1, 2048, 64),
+    Case("prefill_1k_d64_f16", 1, 8, 8, 1024, 1024, 64, dtype="float16"),
+    Case("prefill_1k_d64_bf16", 1, 8, 8, 1024, 1024, 64, dtype="bfloat16"),
+    Case("decode_4k_gqa4_bf16", 1, 32, 8, 1, 4096, 128, dtype="bfloat16"),
+    Case("prefill_1k_d64_f64", 1, 8, 8, 1024, 1024, 64, dtype="float64"),
+    Case("weights_512_d64", 1, 12, 12, 512, 512, 64, weights=True),
+)
+
+
+class Inputs(NamedTuple):
+    """Arrays of a case in its dtype; what the case has not is None."""
+
+    query: np.ndarray
+    key: np.ndarray
+    value: np.ndarray
+    attn_mask: np.ndarray | None
+    key_lengths: np.ndarray | None
+
+
+def make_inputs(case: Case) -> Inputs:
+    """Normal random numbers, the same in every process.
+
+    Raises ImportError where the case is bfloat16 and ml_dtypes is not installed.
+    """
+    rng = np.random.default_rng(0)
+    dtype = _numpy_dtype(case.dtype)
+    query_shape = (case.batch, case.n_heads, case.n_q, case.d)
+    kv_shape = (case.batch, case.n_kv_heads, case.n_kv, case.d)
+    query, key, value = (
+        rng.standard_normal(shape, np.float32).astype(dtype)
+        for shape in (query_shape, kv_shape, kv_shape)
+    )
+    mask_shape = (1, 1, case.n_q, case.n_kv)
+    attn_mask = None
+    if case.mask == "float":
+        attn_mask = rng.standard_normal(mask_shape, np.float32)
+    elif case.mask == "bool":
+        attn_mask = rng.random(mask_shape) < 0.5
+    key_lengths = None if case.key_lengths is None else np.array(case.key_lengths)
+    return Inputs(query, key, value, attn_mask, key_lengths)
+
+
+def dense_mask(case: Case, inputs: Inputs) -> np.ndarray | None:
+    """What the case hides as the smallest bool array (True = attend): for who has no such mask."""
+    if inputs.key_lengths is not None:
+        return (np.arange(case.n_kv) < inputs.key_lengths[:, None])[:, None, None, :]
+    if case.is_causal:
+        visible = np.tri(case.n_q, case.n_kv, dtype=bool)
+        if case.window_left is not None:
+            visible ^= np.tri(case.n_q, case.n_kv, -case.window_left - 1, dtype=bool)
+        return visible
+    return inputs.attn_mask if case.mask == "bool" else None
+
+
+def _numpy_dtype(name: str) -> np.dtype:
+    """NumPy's dtype of that name; bfloat16 is ml_dtypes'."""
+    if name == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(name)

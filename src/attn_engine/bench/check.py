@@ -1,0 +1,59 @@
+"""Is a contender's answer right?  float64 answers for a few rows, computed by the reference alone."""
+
+import numpy as np
+
+from attn_engine import reference
+from attn_engine.bench.cases import Case, Inputs
+
+# Largest error allowed, as a share of the largest right value; every contender must meet it.
+TOLERANCE = {"float64": 1e-6, "float32": 1e-5, "float16": 2e-3, "bfloat16": 1.6e-2}
+SAMPLED = 12
+
+
+def largest_error(case: Case, inputs: Inputs, result) -> float:
+    """Largest error of the sampled rows over the largest right value; NaN where a row holds NaN.
+
+    `result` is the output, or (output, weights) where the case asks for weights; arrays of NumPy
+    or torch. Raises ValueError where a shape is wrong.
+    """
+    output_shape = (case.batch, case.n_heads, case.n_q, case.d)
+    shapes = [output_shape, (*output_shape[:3], case.n_kv)] if case.weights else [output_shape]
+    parts = result if case.weights else [result]
+    rows = sampled_rows(case)
+    wanted = [reference_row(case, inputs, *row) for row in rows]
+    errors = []
+    for index, (part, shape) in enumerate(zip(parts, shapes, strict=True)):
+        if tuple(part.shape) != shape:
+            raise ValueError(f"result has shape {tuple(part.shape)}, expected {shape}")
+        got = np.array([_as_float64(part[tuple(row)]) for row in rows])
+        want = np.array([row[index] for row in wanted])
+        errors.append(np.abs(got - want).max() / np.abs(want).max())
+    return float(np.max(errors))
+
+
+def sampled_rows(case: Case) -> np.ndarray:
+    """(batch, head, query) of the first row, the last one and some between, the same every time."""
+    shape = (case.batch, case.n_heads, case.n_q)
+    between = np.random.default_rng(1).integers(0, shape, (SAMPLED, 3))
+    return np.vstack([np.zeros(3, int), np.array(shape) - 1, between])
+
+
+def reference_row(case: Case, inputs: Inputs, b: int, h: int, i: int):
+    """(output, weights) of query i alone: rank 2, one query, placed by its causal offset."""
+    kv_head = h // (case.n_heads // case.n_kv_heads)
+    row = reference.scaled_dot_product_attention(
+        inputs.query[b, h, i : i + 1],
+        inputs.key[b, kv_head],
+        inputs.value[b, kv_head],
+        None if inputs.attn_mask is None else inputs.attn_mask[0, 0, i : i + 1],
+        is_causal=case.is_causal,
+        causal_offset=int(i),
+        window=None if case.window_left is None else (case.window_left, 0),
+        key_lengths=None if inputs.key_lengths is None else inputs.key_lengths[b],
+    )
+    return row.output[0], row.weights[0]
+
+
+def _as_float64(row) -> np.ndarray:
+    """A row of a NumPy array or a torch tensor (NumPy cannot read torch's bfloat16) in float64."""
+    return np.asarray(row.double() if hasattr(row, "double") else row, np.float64)

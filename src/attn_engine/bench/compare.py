@@ -1,0 +1,285 @@
+"""The referee: a process for each contender, one running at a time, all on the same problem.
+
+Thread pools of several libraries in one process spin against each other, and a machine's speed
+drifts. So each contender has a process of its own, all but the one whose turn it is are stopped
+(POSIX; elsewhere they wait idle), and the turns go round and round so that a drift hits all alike.
+Only ratios of one run mean something on another machine.
+"""
+
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Self
+
+from attn_engine.bench.cases import Case
+from attn_engine.bench.contenders import ENGINE
+
+METERS = ("torch", "numpy")  # whose products measure the machine: no one BLAS is best everywhere
+ROUNDS = 6
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+SLOWING_VARIABLES = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")  # they choose kernels of other CPUs
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one contender did with one case."""
+
+    status: str  # "timed", "wrong", "failed", "unsupported" or "missing"
+    seconds: float | None = None  # of one call; never there unless the result was right
+    error: float | None = None  # largest error over the largest right value, on sampled rows
+    note: str = ""  # why there is no time
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What the machine can do at most, measured in the same run, and by whose code."""
+
+    rate: float  # flop/s or bytes/s
+    meter: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Every contender's result on one case."""
+
+    case: Case
+    results: dict[str, Result]
+    limit: Limit | None  # None: not asked for
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds of those that were timed, the fastest first."""
+        timed = {name: r.seconds for name, r in self.results.items() if r.seconds is not None}
+        return dict(sorted(timed.items(), key=lambda item: item[1]))
+
+    @property
+    def best_peer(self) -> str | None:
+        """The fastest of the others."""
+        return next((name for name in self.seconds if name != ENGINE), None)
+
+    @property
+    def ratio(self) -> float | None:
+        """The best peer's time over attn_engine's: above 1, attn_engine is faster."""
+        if self.best_peer is None or ENGINE not in self.seconds:
+            return None
+        return self.seconds[self.best_peer] / self.seconds[ENGINE]
+
+    def share(self, name: str) -> float | None:
+        """Share of the limit that a contender reached."""
+        if self.limit is None or name not in self.seconds:
+            return None
+        work = self.case.kv_bytes if self.case.is_decode else self.case.flops
+        return work / self.seconds[name] / self.limit.rate
+
+    def as_dict(self) -> dict:
+        """All of it, for JSON."""
+        return {
+            "case": asdict(self.case),
+            "results": {
+                name: asdict(result) | {"share": self.share(name)}
+                for name, result in self.results.items()
+            },
+            "best_peer": self.best_peer,
+            "ratio": self.ratio,
+            "limit": None if self.limit is None else asdict(self.limit),
+        }
+
+
+class Process:
+    """A worker process that only runs while it is asked something."""
+
+    def __init__(self, name: str, threads: int):
+        env = {k: v for k, v in os.environ.items() if k not in SLOWING_VARIABLES}
+        env |= {variable: str(threads) for variable in THREAD_VARIABLES}
+        env["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
+        self._popen = subprocess.Popen(
+            [sys.executable, "-P", "-m", "attn_engine.bench.worker", name, str(threads)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=env,
+            text=True,
+        )
+
+    def hear(self) -> dict:
+        """The next answer, after which the process is stopped."""
+        line = self._popen.stdout.readline()
+        if not line:
+            return {"status": "failed", "note": f"process ended with {self._popen.wait()}"}
+        self._signal("SIGSTOP")
+        return json.loads(line)
+
+    def ask(self, request: str, **fields) -> dict:
+        """Let the process run until it has answered."""
+        self._signal("SIGCONT")
+        try:
+            self._popen.stdin.write(json.dumps({"do": request} | fields) + "\n")
+            self._popen.stdin.flush()
+        except OSError:
+            pass  # it has ended: `hear` says so
+        return self.hear()
+
+    def close(self) -> None:
+        """End the process, running or stopped."""
+        self._popen.kill()
+        self._popen.wait()
+        self._popen.stdout.close()
+        try:
+            self._popen.stdin.close()
+        except OSError:
+            pass  # a request that it never read
+
+    def _signal(self, name: str) -> None:
+        """Send a signal where the system has it and the process still lives."""
+        if hasattr(signal, name):
+            self._popen.send_signal(getattr(signal, name))
+
+
+class Team:
+    """The contenders, and the meters of the machine, each in a stopped process. A context manager.
+
+    `versions` and `missing` (why) tell who is there.
+    """
+
+    def __init__(self, names: Iterable[str], threads: int):
+        self.names, self.threads = tuple(dict.fromkeys(names)), threads
+        self.versions: dict[str, str] = {}
+        self.missing: dict[str, str] = {}
+        self._processes: dict[str, Process] = {}
+
+    def __enter__(self) -> Self:
+        for name in dict.fromkeys((*self.names, *METERS)):
+            self._processes[name] = Process(name, self.threads)
+        for name, process in self._processes.items():
+            hello = process.hear()
+            if "version" in hello:
+                self.versions[name] = hello["version"]
+            else:
+                self.missing[name] = hello.get("missing") or hello["note"]
+        return self
+
+    def __exit__(self, *exception) -> None:
+        for process in self._processes.values():
+            process.close()
+
+    def limit(self, case: Case | None = None) -> Limit:
+        """The float32 matrix product; for a decode case, reading a buffer of key's and value's size.
+
+        The best of the meters, each of which has its own code for it.
+        """
+        if case is not None and case.is_decode:
+            request, fields = "read", {"nbytes": case.kv_bytes}
+        else:
+            request, fields = "product", {}
+        meters = [name for name in METERS if name in self.versions]
+        rates = {name: self._processes[name].ask(request, **fields)["rate"] for name in meters}
+        meter = max(rates, key=rates.get)
+        return Limit(rates[meter], meter)
+
+    def compare(
+        self,
+        case: Case,
+        seconds: float,
+        *,
+        limit: Limit | None = None,
+        names: Iterable[str] | None = None,
+        on_turn: Callable[[str], None] = lambda text: None,
+    ) -> Comparison:
+        """Check everyone's result, then time those that are right, in turns.
+
+        Parameters
+        ----------
+        case : Case
+        seconds : float
+            Time for each contender, all its turns together. Whoever needs longer for one call is
+            timed once.
+        limit : Limit, optional
+            For `Comparison.share`.
+        names : iterable of str, optional
+            Who takes part; all of the team by default.
+        on_turn : callable
+            Called with a few words before each step.
+
+        Notes
+        -----
+        A turn gives the median of its calls; the result is the best turn, because neighbours on
+        the machine only ever slow a turn down.
+        """
+        answers = {}
+        for name in self.names if names is None else names:
+            on_turn(f"{case.name}: {name} checked")
+            if name in self.missing:
+                answers[name] = {"status": "missing", "note": self.missing[name]}
+            else:
+                answers[name] = self._processes[name].ask("prepare", case=asdict(case))
+        right = [name for name, answer in answers.items() if answer["status"] == "right"]
+        turns = {name: [] for name in right}
+        for turn in range(ROUNDS):
+            for name in right:
+                if turn and answers[name]["once"] > seconds:
+                    continue
+                on_turn(f"{case.name}: {name} timed")
+                turns[name].append(self._processes[name].ask("measure", seconds=seconds / ROUNDS))
+        results = {name: _result(answers[name], turns.get(name, [])) for name in answers}
+        return Comparison(case, results, limit)
+
+
+def _result(answer: dict, turns: list[dict]) -> Result:
+    """One contender's result from its answers."""
+    failures = [turn for turn in turns if "seconds" not in turn]
+    if failures:
+        answer, turns = failures[0], []
+    fastest = min((turn["seconds"] for turn in turns), default=None)
+    status = answer["status"] if fastest is None else "timed"
+    return Result(status, fastest, answer.get("error"), answer.get("note", ""))
+
+
+def report(team: Team, comparisons: Iterable[Comparison], command: str) -> dict:
+    """Everything that is needed to understand the numbers later, for JSON."""
+    return {
+        "command": command,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "threads": team.threads,
+        "versions": team.versions,
+        "missing": team.missing,
+        "comparisons": [comparison.as_dict() for comparison in comparisons],
+    }
+
+
+def machine() -> dict:
+    """CPU, cores this process may use, system, Python, and the tier attn_engine chose."""
+    from attn_engine import get_isa
+
+    return {
+        "cpu": _cpu_model(),
+        "cores": usable_cores(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "tier": get_isa(),
+    }
+
+
+def usable_cores() -> int:
+    """Cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _cpu_model() -> str:
+    """The CPU's own name, where the system tells it."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            for line in lines:
+                if line.startswith("model name"):
+                    return line.split(":", 1)[1].strip()
+    except OSError:
+        pass  # not Linux
+    return platform.processor() or platform.machine()

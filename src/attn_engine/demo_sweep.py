@@ -1,0 +1,125 @@
+"""``attn-engine demo``, second part: how long attention takes from 128 to 4096 tokens.
+
+The referee and the contenders are those of `attn_engine.bench`; what is here keeps the whole sweep
+within its time, draws a progress bar and prints the table.
+"""
+
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from attn_engine.bench.cases import Case
+from attn_engine.bench.compare import ROUNDS, Comparison, Team
+from attn_engine.bench.contenders import ENGINE
+
+LENGTHS = (128, 256, 512, 1024, 2048, 4096)
+QUICK_LENGTHS = (128, 256, 512)
+BUDGET = 45.0  # seconds for the sweep, the start of the libraries not counted
+CALLS = 3  # of the slowest contenders: one checked, two timed
+LARGEST_PART = 0.25  # of the time left, for one contender and length
+
+
+def sweep(team: Team, *, quick: bool) -> tuple[list[Comparison], list[str]]:
+    """Compare the team at every length: 8 heads, d = 64, nothing hidden.
+
+    A contender that would take too much of the time left is left out from there on, with a line
+    that says so.
+
+    Returns
+    -------
+    comparisons : list of Comparison
+    lines : list of str
+        Who was left out, and why.
+    """
+    lengths = QUICK_LENGTHS if quick else LENGTHS
+    seconds = 0.12 if quick else 0.48
+    deadline = time.monotonic() + BUDGET
+    names = [name for name in team.names if name not in team.missing]
+    comparisons, lines = [], []
+    with progress_bar(len(lengths) * len(names) * (1 + ROUNDS)) as on_turn:
+        for n in lengths:
+            if comparisons:
+                guesses = next_seconds(comparisons[-1], n)
+                allowed = LARGEST_PART * (deadline - time.monotonic()) / CALLS
+                slow = [name for name in names if guesses.get(name, 0) > allowed]
+                for name in slow:
+                    lines.append(f"{name} left out from n = {n}: {guesses[name]:.1f} s a call")
+                names = [name for name in names if name not in slow]
+            case = Case(f"n = {n}", 1, 8, 8, n, n, 64)
+            comparisons.append(team.compare(case, seconds, names=names, on_turn=on_turn))
+    return comparisons, lines
+
+
+def next_seconds(last: Comparison, n: int) -> dict[str, float]:
+    """Time to expect of each contender at length n: it grows with the square."""
+    return {name: seconds * (n / last.case.n_q) ** 2 for name, seconds in last.seconds.items()}
+
+
+def print_sweep(team: Team, comparisons: list[Comparison], lines: list[str]) -> None:
+    """Times, and how many times attn_engine's each other one is."""
+    print(f"Self-attention over n tokens, 8 heads, d = 64, float32, {team.threads} threads")
+    print("(milliseconds, and in brackets how many times as fast attn_engine is; every result was")
+    print("checked against float64 before it was timed)\n")
+    names = [name for name in team.names if name not in team.missing]
+    print(f"{'n':>5}" + "".join(f"{name:>15}" for name in names))
+    for comparison in comparisons:
+        cells = (f"{_cell(comparison, name):>15}" for name in names)
+        print(f"{comparison.case.n_q:>5}" + "".join(cells))
+    for name, reason in team.missing.items():
+        print(f"{name} is not there: {reason}")
+    print("\n".join(lines), end="\n" if lines else "")
+    for comparison in comparisons:
+        for name, result in comparison.results.items():
+            if result.status in ("wrong", "failed"):
+                print(f"{comparison.case.name}: {name} {result.status}: {result.note}")
+
+
+def _cell(comparison: Comparison, name: str) -> str:
+    """One time of the table."""
+    seconds = comparison.seconds.get(name)
+    if seconds is None:
+        return comparison.results[name].status if name in comparison.results else "left out"
+    mine = comparison.seconds.get(ENGINE)
+    times = "" if mine is None or name == ENGINE else f" ({_significant(seconds / mine)}x)"
+    return _significant(seconds * 1e3) + times
+
+
+def _significant(number: float) -> str:
+    """Three digits that mean something: 0.0512, 5.12, 512, 5120."""
+    return f"{number:.{max(0, 2 - math.floor(math.log10(number)))}f}"
+
+
+@contextmanager
+def progress_bar(total: int) -> Iterator[Callable[[str], None]]:
+    """A bar on stderr, of rich if it is installed; nothing where stderr is not a terminal.
+
+    Yields what to call with a few words at the start of each of the `total` steps.
+    """
+    if not sys.stderr.isatty():
+        yield lambda text: None
+        return
+    try:
+        from rich.console import Console
+        from rich.progress import Progress
+    except ImportError:
+        yield PlainBar(total)
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+        return
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=total)
+        yield lambda text: progress.update(task, advance=1, description=text)
+
+
+class PlainBar:
+    """A progress bar of characters, one line drawn over and over."""
+
+    def __init__(self, total: int):
+        self.total, self.step = total, 0
+
+    def __call__(self, text: str) -> None:
+        self.step += 1
+        done = min(20, 20 * self.step // self.total)
+        bar = "#" * done + "." * (20 - done)
+        print(f"\r[{bar}] {text:40}", end="", file=sys.stderr, flush=True)
