@@ -45,10 +45,11 @@ def engine_attention(query, key, value, lengths):
 def numpy_attention(query, key, value, lengths):
     """The same by the formula, softmax(q kᵀ / sqrt(d_qk)) v, padding included."""
     q, k, v = (array.transpose(0, 2, 1, 3) for array in (query, key, value))
-    scores = q @ k.swapaxes(-1, -2) / math.sqrt(HEAD_SIZE)  # (batch, heads, longest, longest)
+    scores = q / math.sqrt(HEAD_SIZE) @ k.swapaxes(-1, -2)  # (batch, heads, longest, longest)
     padding = np.arange(k.shape[2]) >= lengths[:, None]
-    scores = np.where(padding[:, None, None, :], -np.inf, scores)
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    np.copyto(scores, -np.inf, where=padding[:, None, None, :])
+    scores -= scores.max(axis=-1, keepdims=True)
+    weights = np.exp(scores, out=scores)
     weights /= weights.sum(axis=-1, keepdims=True)
     return (weights @ v).transpose(0, 2, 1, 3)
 
@@ -194,12 +195,15 @@ def main():
     parser.add_argument("--pairs", type=int, default=6, help="how many pairs to show")
     args = parser.parse_args()
     try:
+        sentences = read_sentences(args.text)
+    except (OSError, UnicodeError) as error:
+        parser.error(f"{args.text}: {error}")
+    if not sentences:
+        parser.error(f"{args.text}: no sentences")
+    try:
         weights, tokenizer = load_model()
     except ModuleNotFoundError as error:
         parser.exit(1, f"{error}; to get the model:\n{INSTALL}\n")
-    sentences = read_sentences(args.text)
-    if not sentences:
-        parser.error(f"{args.text}: no sentences")
 
     attentions = {"attn_engine": engine_attention, "NumPy formula": numpy_attention}
     encoders = {n: SentenceEncoder(weights, tokenizer, Timed(a)) for n, a in attentions.items()}

@@ -146,8 +146,11 @@ def test_command_line_embeds_a_real_text():
     assert "attn_engine" in result.stdout and "NumPy formula" in result.stdout
 
 
-def test_command_line_refuses_an_empty_text(tmp_path):
-    (tmp_path / "empty.txt").write_text(" \n\n")
-    result = run_example(tmp_path / "empty.txt")
+@pytest.mark.parametrize("content", [None, b" \n\n", b"\xff"], ids=["none", "empty", "not text"])
+def test_command_line_refuses_a_file_without_sentences(tmp_path, content):
+    text = tmp_path / "text.txt"
+    if content is not None:
+        text.write_bytes(content)
+    result = run_example(text)
     assert result.returncode == 2
-    assert "no sentences" in result.stderr
+    assert "text.txt: " in result.stderr and "Traceback" not in result.stderr
