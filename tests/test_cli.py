@@ -1,0 +1,246 @@
+"""The attn-engine command: what it prints, what it writes, and how it fails."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+from importlib.metadata import entry_points
+
+import numpy as np
+import pytest
+
+import attn_engine
+from attn_engine import cli, demo_sweep
+from attn_engine.bench import compare
+from attn_engine.bench.compare import Comparison, Result
+from attn_engine.demo import ASCII, BLOCKS, TOKENS, heat_map, print_sentence, worked_sentence
+
+
+class Stream(io.StringIO):
+    """A text stream that says it is a terminal, or not, and which encoding it has."""
+
+    def __init__(self, tty, encoding="utf-8"):
+        super().__init__()
+        self._tty, self._encoding = tty, encoding
+
+    def isatty(self):
+        return self._tty
+
+    @property
+    def encoding(self):
+        return self._encoding
+
+
+# ---- the sentence
+
+
+def test_weights_of_studies():
+    steps = worked_sentence()
+    weights = steps["weights"][TOKENS.index("studies")]
+    np.testing.assert_allclose(weights, [0.02, 0.20, 0.05, 0.55, 0.18], atol=0.005)
+
+
+def test_every_row_of_weights_sums_to_one():
+    np.testing.assert_allclose(worked_sentence()["weights"].sum(-1), 1, rtol=1e-14)
+
+
+def test_weighted_values_sum_to_the_output():
+    steps = worked_sentence()
+    row = TOKENS.index("studies")
+    np.testing.assert_allclose(steps["weighted_values"].sum(0), steps["output"][row], rtol=1e-14)
+    np.testing.assert_allclose(steps["output"], steps["weights"] @ steps["values"], rtol=1e-14)
+
+
+def test_ranking_of_studies():
+    ranking = [token for token, _ in worked_sentence()["ranking"]]
+    assert ranking == ["deep learning", "student", "carefully", "studies", "The"]
+
+
+def test_sentence_is_printed_with_every_step(capsys):
+    print_sentence(worked_sentence())
+    text = capsys.readouterr().out
+    for step in ("raw scores", "scaled scores", "weights", "weighted values", "output", "Heat map"):
+        assert step in text
+    assert "1. deep learning 0.55" in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+# ---- the heat map
+
+
+def test_heat_map_has_colour_only_on_a_terminal_that_wants_it(monkeypatch):
+    weights = worked_sentence()["weights"]
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert "\x1b[48;5;" in "".join(heat_map(weights, Stream(tty=True)))
+    assert "\x1b" not in "".join(heat_map(weights, Stream(tty=False)))
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b" not in "".join(heat_map(weights, Stream(tty=True)))
+
+
+@pytest.mark.parametrize(("encoding", "characters"), [("utf-8", BLOCKS), ("ascii", ASCII)])
+def test_heat_map_is_darkest_and_lightest_where_it_should_be(encoding, characters):
+    lines = heat_map(worked_sentence()["weights"], Stream(False, encoding))
+    studies = lines[1 + TOKENS.index("studies")]
+    start = lines[0].index("deep learning")
+    assert studies[start : start + len("deep learning")] == characters[-1] * len("deep learning")
+    start = lines[0].index("The")
+    assert studies[start : start + len("The")] == characters[0] * len("The")
+
+
+# ---- the command line
+
+
+def test_console_script_is_installed():
+    (script,) = entry_points(group="console_scripts", name="attn-engine")
+    assert script.load() is cli.main
+
+
+def test_info_says_which_tier_runs(capsys):
+    assert cli.main(["info"]) == 0
+    assert attn_engine.get_isa() in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ([], "command"),
+        (["nonsense"], "nonsense"),
+        (["demo", "--nonsense"], "--nonsense"),
+        (["demo", "--threads", "0"], "--threads"),
+        (["demo", "--threads", "two"], "two"),
+        (["demo", "--json", "no/such/directory/file.json"], "no/such/directory"),
+        (["demo", "--json", "."], "directory"),
+        (["info", "extra"], "extra"),
+    ],
+)
+def test_bad_command_line_is_one_line_and_exit_code_2(arguments, named, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(arguments)
+    output = capsys.readouterr()
+    assert stop.value.code == 2
+    assert output.out == ""
+    assert output.err.count("\n") == 1
+    assert named in output.err
+
+
+class NoTeam:
+    """Stands for the processes where only what comes after them is tested."""
+
+    names, threads, versions, missing = ("attn_engine", "numpy"), 1, {}, {}
+
+    def __init__(self, *ignored):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("result", "code"),
+    [
+        (Result("timed", 1e-3, 1e-7), 0),
+        (Result("wrong", None, 0.5, "relative error 5.0e-01"), 1),
+        (Result("failed", note="MemoryError: no memory"), 1),
+    ],
+)
+def test_demo_fails_when_the_engine_does(result, code, monkeypatch, capsys):
+    case = demo_sweep.Case("n = 128", 1, 8, 8, 128, 128, 64)
+    results = {"attn_engine": result, "numpy": Result("timed", 2e-3, 1e-7)}
+    comparisons = [Comparison(case, results, None)]
+    monkeypatch.setattr(compare, "Team", NoTeam)
+    monkeypatch.setattr(demo_sweep, "sweep", lambda team, quick: (comparisons, []))
+    assert cli.main(["demo"]) == code
+    output = capsys.readouterr()
+    assert output.err.count("\n") == code
+    assert result.note in output.out
+
+
+def test_quick_demo_runs_and_its_json_is_right(tmp_path):
+    path = tmp_path / "demo.json"
+    command = [sys.executable, "-m", "attn_engine.cli", "demo", "--quick", "--json", str(path)]
+    command += ["--threads", "1"]
+    run = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, cwd=tmp_path, check=False
+    )
+    assert (run.returncode, run.stderr) == (0, "")  # no progress bar where there is no terminal
+    assert "Heat map" in run.stdout
+    result = json.loads(path.read_text(encoding="utf-8"))
+    assert result["threads"] == 1
+    assert result["machine"]["tier"] == attn_engine.get_isa()
+    assert result["versions"]["attn_engine"] == attn_engine.__version__
+    np.testing.assert_allclose(
+        result["sentence"]["weights"][2], [0.02, 0.20, 0.05, 0.55, 0.18], atol=0.005
+    )
+    assert [c["case"]["n_q"] for c in result["comparisons"]] == list(demo_sweep.QUICK_LENGTHS)
+    for comparison in result["comparisons"]:
+        for name in ("attn_engine", "numpy"):
+            one = comparison["results"][name]
+            assert one["status"] == "timed"
+            assert 0 < one["seconds"] < 10
+            assert one["error"] < 1e-5
+
+
+# ---- the sweep
+
+
+class SlowTeam(NoTeam):
+    """Every length is answered at once, with times as if NumPy took seconds."""
+
+    def compare(self, case, seconds, names, on_turn):
+        per_pair = {"attn_engine": 1e-9, "numpy": 1e-5}
+        results = {name: Result("timed", per_pair[name] * case.n_q**2, 1e-7) for name in names}
+        return Comparison(case, results, None)
+
+
+def test_a_contender_too_slow_for_the_time_left_is_left_out_with_a_line(capsys):
+    team = SlowTeam()
+    comparisons, lines = demo_sweep.sweep(team, quick=False)
+    took_part = [c.case.n_q for c in comparisons if "numpy" in c.results]
+    assert took_part == [128, 256, 512]
+    assert all("attn_engine" in c.results for c in comparisons)
+    assert lines == ["numpy left out from n = 1024: 10.5 s a call"]
+    demo_sweep.print_sweep(team, comparisons, lines)
+    assert lines[0] in capsys.readouterr().out
+
+
+def test_no_progress_bar_without_a_terminal(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Stream(tty=False))
+    with demo_sweep.progress_bar(2) as on_turn:
+        on_turn("n = 128: numpy timed")
+    assert sys.stderr.getvalue() == ""
+
+
+def test_plain_progress_bar_without_rich(monkeypatch):
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    monkeypatch.setattr(sys, "stderr", Stream(tty=True))
+    with demo_sweep.progress_bar(2) as on_turn:
+        on_turn("n = 128: numpy checked")
+        assert f"[{'#' * 10}{'.' * 10}] n = 128: numpy checked" in sys.stderr.getvalue()
+        on_turn("n = 128: numpy timed")
+        assert f"[{'#' * 20}] n = 128: numpy timed" in sys.stderr.getvalue()
+    assert sys.stderr.getvalue().endswith("\r\x1b[K")
+
+
+def test_rich_progress_bar(monkeypatch):
+    pytest.importorskip("rich")
+    monkeypatch.setattr(sys, "stderr", Stream(tty=True))
+    monkeypatch.setenv("TERM", "xterm")
+    with demo_sweep.progress_bar(2) as on_turn:
+        on_turn("n = 128: numpy checked")
+    assert "n = 128: numpy checked" in sys.stderr.getvalue()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs a POSIX pipe")
+def test_a_reader_that_has_gone_is_no_traceback():
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "attn_engine.cli", "demo", "--quick"]
+    run = subprocess.run(
+        command, stdout=write, stderr=subprocess.PIPE, text=True, timeout=120, check=False
+    )
+    os.close(write)
+    assert (run.returncode, run.stderr) == (1, "")
