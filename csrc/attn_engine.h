@@ -22,7 +22,7 @@
 typedef enum attn_isa { ATTN_ISAS(ATTN_ENUM) ATTN_ISA_COUNT } attn_isa;
 #undef ATTN_ENUM
 #define ATTN_ENUM(name, ...) ATTN_DTYPE_CODE_##name,
-typedef enum attn_dtype { ATTN_DTYPES(ATTN_ENUM) ATTN_DTYPE_COUNT } attn_dtype;
+typedef enum attn_dtype { ATTN_DTYPES(ATTN_ENUM, ) ATTN_DTYPE_COUNT } attn_dtype;
 #undef ATTN_ENUM
 
 typedef enum attn_status { ATTN_OK, ATTN_NO_MEMORY, ATTN_INTERRUPTED } attn_status;

@@ -1,0 +1,80 @@
+/* What planning, running and the kernels share: the kernel descriptor, the plan, the scratch layout.
+ *
+ * A kernel source compiled for one tier and storage type exports one attn_kernel. run() does one
+ * task and writes only that task's rows; it does not allocate, thread or fail. */
+#ifndef ATTN_INTERNAL_H
+#define ATTN_INTERNAL_H
+
+#include "attn_engine.h"
+
+/* A call with at most this many queries runs the decode kernel. n_q alone decides, so that a row's
+ * bits do not depend on batch, heads, lengths or threads. */
+#define DECODE_MAX_Q 4
+/* Keys per split in decode: boundaries are multiples counted from key 0, whatever n_kv is. */
+#define SPLIT_KV 512
+#define SOFTMAX_ROWS 16 /* rows per task of the row softmax */
+
+typedef struct attn_watch attn_watch;
+/* True once the call should end early. Kernels ask every few microseconds of work. */
+bool attn_should_stop(attn_watch *watch);
+
+/* Offsets in one thread's scratch, in reals; made by plan.c alone. */
+typedef struct attn_scratch {
+    int64_t queries; /* prefill: panel d_qk x block_q; decode: rows x d_qk rounded up to LANES */
+    int64_t scores;  /* prefill: keys x block_q; decode: rows x SPLIT_KV */
+    int64_t output;  /* block_q x d_v_padded (prefill) */
+    int64_t rows;    /* per query of the block: maximum, sum, correction (prefill) */
+    int64_t block_max; /* key blocks x block_q: the maximum each block used (prefill, weights) */
+    int64_t keys, values; /* dense copies of a key block, where it cannot be read in place */
+    int64_t hidden;  /* bytes, keys x block_q: which weights are hidden (guarded path) */
+    int64_t reals;   /* size of it all */
+} attn_scratch;
+
+struct attn_kernel;
+typedef struct attn_plan {
+    const struct attn_kernel *kernel;
+    int threads;
+    int64_t n_tasks, n_merges; /* merges run when all tasks are done */
+    int64_t q_blocks;          /* prefill: tasks per head */
+    int64_t block_kv, key_blocks;
+    int64_t splits, rows;      /* decode: key splits; query rows that share a kv head */
+    int64_t d_qk_padded, d_v_padded;
+    bool copy_keys, copy_values;
+    attn_scratch scratch;
+    int64_t partial;      /* decode: reals per row and split in shared memory: d_v_padded + 2 */
+    int64_t shared_reals; /* memory all threads see: partials, kept weights, maxima per split (decode) */
+    int real_bytes;
+} attn_plan;
+
+typedef struct attn_call {
+    const void *problem; /* attn_problem or attn_softmax_problem */
+    const attn_plan *plan;
+    void *shared;
+} attn_call;
+
+typedef struct attn_kernel {
+    const char *label; /* f32_avx512 */
+    int lanes, block_q, tile_keys; /* prefill: a task's queries, keys of its register tile */
+    void (*run)(const attn_call *call, int64_t task, void *scratch, attn_watch *watch);
+    void (*merge)(const attn_call *call, int64_t task); /* decode: joins a row's key splits */
+} attn_kernel;
+
+#define ATTN_SLOT(kernel, ...) const attn_kernel *kernel;
+typedef struct attn_kernel_set {
+    ATTN_KERNELS(ATTN_SLOT, )
+} attn_kernel_set;
+#undef ATTN_SLOT
+
+/* Index of element 0 of a row. */
+static inline int64_t at(const attn_tensor *t, int64_t batch, int64_t head, int64_t row) {
+    return batch * t->stride_batch + head * t->stride_head + row * t->stride_row;
+}
+
+const attn_kernel_set *attn_kernels(attn_isa isa, attn_dtype dtype);
+int attn_real_bytes(attn_dtype dtype);
+int attn_stored_bytes(attn_dtype dtype);
+
+attn_plan attn_plan_attend(const attn_problem *problem);
+attn_plan attn_plan_softmax(const attn_softmax_problem *problem);
+
+#endif

@@ -1,0 +1,127 @@
+/* From a problem to a plan: which kernel, which tasks, how many threads, how much scratch. Integers
+ * only; reads lengths and offsets, never a tensor or a mask.
+ *
+ * Block and split sizes follow from head sizes and tier alone, so that results do not depend on anything
+ * else. Threads and task order are free to follow the work: they change no bit. */
+#include "internal.h"
+#include "mask.h"
+
+/* Products of an element pair (prefill), elements read (decode), elements (softmax) below which a second
+ * thread costs more than it saves: about 20 us of work. */
+#define PREFILL_GRAIN 2000000
+#define DECODE_GRAIN 200000
+#define SOFTMAX_GRAIN 40000
+
+#define KEY_BLOCK_REALS 6144 /* keys (or values) of one block: half of a 48 KiB L1 in float32 */
+#define L1_ALIAS_BYTES 4096  /* row strides that are a multiple of it fall into few cache sets */
+
+static int64_t round_up_to(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+
+static int threads_for(int64_t work, int64_t grain, int64_t tasks, int num_threads) {
+    const int64_t useful = smaller(tasks, work / grain);
+    if (useful <= 1) return 1; /* the common small call does not even ask for the limit */
+    return (int)smaller(useful, num_threads > 0 ? num_threads : attn_default_threads());
+}
+
+/* Query-key pairs that the band leaves visible, over all batch entries, for one head. */
+static int64_t visible_pairs(const attn_problem *p, int64_t block_q) {
+    int64_t pairs = 0;
+    for (int64_t b = 0; b < p->batch; b++) {
+        const band m = band_of(p, b);
+        for (int64_t i0 = 0; i0 < m.n_q; i0 += block_q) {
+            const int64_t i1 = smaller(i0 + block_q, m.n_q);
+            const key_range keys = band_range(&m, i0, i1);
+            pairs += (i1 - i0) * (keys.end - keys.begin);
+        }
+    }
+    return pairs;
+}
+
+static int64_t take(int64_t *total, int64_t reals) { /* a piece of scratch, aligned to 64 bytes */
+    const int64_t start = *total;
+    *total += round_up_to(reals, 16);
+    return start;
+}
+
+static void plan_prefill(const attn_problem *p, attn_plan *plan) {
+    const int64_t block_q = plan->kernel->block_q;
+    const bool widened = attn_stored_bytes(p->dtype) != plan->real_bytes;
+    plan->q_blocks = (p->n_q + block_q - 1) / block_q;
+    plan->block_kv = larger(32, smaller(128, KEY_BLOCK_REALS / larger(1, larger(p->d_qk, p->d_v)) / 8 * 8));
+    plan->key_blocks = (p->n_kv + plan->block_kv - 1) / plan->block_kv;
+    plan->copy_keys = widened || p->key.stride_row * plan->real_bytes % L1_ALIAS_BYTES == 0;
+    plan->copy_values = widened || plan->d_v_padded != p->d_v ||
+                        p->value.stride_row * plan->real_bytes % L1_ALIAS_BYTES == 0;
+    plan->n_tasks = p->batch * p->n_heads * plan->q_blocks;
+    plan->threads = threads_for(visible_pairs(p, block_q) * p->n_heads * (p->d_qk + p->d_v), PREFILL_GRAIN,
+                                plan->n_tasks, p->num_threads);
+
+    attn_scratch *s = &plan->scratch;
+    /* the last score tile may write past the block's keys */
+    const int64_t keys = p->weights ? plan->key_blocks * plan->block_kv : plan->block_kv;
+    const int64_t score_rows = keys + plan->kernel->tile_keys;
+    s->queries = take(&s->reals, p->d_qk * block_q);
+    s->scores = take(&s->reals, score_rows * block_q);
+    s->output = take(&s->reals, block_q * plan->d_v_padded);
+    s->rows = take(&s->reals, 4 * block_q);
+    s->block_max = take(&s->reals, p->weights ? plan->key_blocks * block_q : 0);
+    s->keys = take(&s->reals, plan->copy_keys ? plan->block_kv * plan->d_qk_padded : 0);
+    s->values = take(&s->reals, plan->copy_values ? plan->block_kv * plan->d_v_padded : 0);
+    s->hidden = take(&s->reals, plan->block_kv * block_q / plan->real_bytes + 1);
+}
+
+static void plan_decode(const attn_problem *p, attn_plan *plan) {
+    plan->rows = p->n_heads / p->n_kv_heads * p->n_q;
+    plan->splits = larger(1, (p->n_kv + SPLIT_KV - 1) / SPLIT_KV);
+    plan->n_merges = p->batch * p->n_kv_heads;
+    plan->n_tasks = plan->n_merges * plan->splits;
+    plan->partial = plan->d_v_padded + 2;
+    plan->shared_reals = plan->n_tasks * plan->rows * plan->partial + plan->n_tasks +
+                         (p->weights ? plan->n_merges * plan->rows * p->n_kv : 0);
+    plan->threads = threads_for(visible_pairs(p, p->n_q) / p->n_q * p->n_kv_heads * (p->d_qk + p->d_v),
+                                DECODE_GRAIN, plan->n_tasks, p->num_threads);
+
+    attn_scratch *s = &plan->scratch;
+    s->queries = take(&s->reals, plan->rows * plan->d_qk_padded);
+    s->scores = take(&s->reals, plan->rows * SPLIT_KV);
+    s->hidden = take(&s->reals, plan->rows * SPLIT_KV / plan->real_bytes + 1);
+}
+
+attn_plan attn_plan_attend(const attn_problem *p) {
+    const attn_kernel_set *kernels = attn_kernels(attn_get_isa(), p->dtype);
+    attn_plan plan = {.kernel = p->n_q <= DECODE_MAX_Q ? kernels->decode : kernels->prefill,
+                      .threads = 1,
+                      .real_bytes = attn_real_bytes(p->dtype)};
+    plan.d_qk_padded = round_up_to(p->d_qk, plan.kernel->lanes);
+    plan.d_v_padded = round_up_to(p->d_v, plan.kernel->lanes);
+    if (p->batch * p->n_heads * p->n_q == 0) return plan; /* nothing to write */
+    if (plan.kernel == kernels->decode) plan_decode(p, &plan);
+    else plan_prefill(p, &plan);
+    return plan;
+}
+
+attn_plan attn_plan_softmax(const attn_softmax_problem *p) {
+    attn_plan plan = {.kernel = attn_kernels(attn_get_isa(), p->dtype)->softmax,
+                      .real_bytes = attn_real_bytes(p->dtype),
+                      .n_tasks = (p->rows + SOFTMAX_ROWS - 1) / SOFTMAX_ROWS};
+    plan.threads = threads_for(p->rows * p->n, SOFTMAX_GRAIN, plan.n_tasks, p->num_threads);
+    return plan;
+}
+
+void attn_describe(const attn_problem *p, attn_description *d) {
+    const attn_plan plan = attn_plan_attend(p);
+    const bool decode = p->n_q <= DECODE_MAX_Q;
+    *d = (attn_description){.kernel = decode ? "decode" : "prefill",
+                            .label = plan.kernel->label,
+                            .isa = attn_isa_name(attn_get_isa()),
+                            .threads = plan.threads,
+                            .tasks = plan.n_tasks,
+                            .block_q = decode ? plan.rows : plan.kernel->block_q,
+                            .block_kv = decode ? SPLIT_KV : plan.block_kv,
+                            .key_blocks = decode ? plan.splits : plan.key_blocks,
+                            .splits = decode ? plan.splits : 1,
+                            .split_kv = decode ? SPLIT_KV : 0,
+                            .scratch_bytes = (plan.scratch.reals * plan.threads + plan.shared_reals) * plan.real_bytes};
+}

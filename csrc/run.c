@@ -1,0 +1,196 @@
+/* Runs a plan: the OpenMP team, the scratch arena, the task queue, interruption. The only file that
+ * threads or allocates; it never looks at a number.
+ *
+ * Tasks are taken from one counter, so a slow core takes fewer. Scratch comes from an arena that the
+ * calling thread keeps between calls: after the first call of a size nothing is allocated. One parallel
+ * region per call, none at all for one thread. */
+#define _GNU_SOURCE
+#include "internal.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+#ifdef __linux__
+#include <sched.h>
+#endif
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#define POLL_NS 20000000        /* how often the calling thread looks for a signal */
+#define ARENA_KEEP (16u << 20)  /* a larger arena is given back after the call */
+#define ARENA_ALIGN 64
+
+/* ---- interruption ------------------------------------------------------------------------------ */
+
+struct attn_watch {
+    atomic_bool *stop;
+    int (*poll)(void); /* NULL on all threads but the calling one */
+    int64_t next_ns;
+};
+
+static int64_t now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+bool attn_should_stop(attn_watch *watch) {
+    if (watch->poll) {
+        const int64_t now = now_ns();
+        if (now >= watch->next_ns) {
+            watch->next_ns = now + POLL_NS;
+            if (watch->poll()) atomic_store_explicit(watch->stop, true, memory_order_relaxed);
+        }
+    }
+    return atomic_load_explicit(watch->stop, memory_order_relaxed);
+}
+
+/* ---- scratch arena, one per calling thread ------------------------------------------------------ */
+
+typedef struct arena {
+    void *memory;
+    size_t size;
+    bool busy; /* a signal handler run by poll() may call the engine again */
+} arena;
+
+static pthread_key_t arena_key;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static _Thread_local arena *own_arena;
+
+static void arena_free(void *value) {
+    arena *a = value;
+    free(a->memory);
+    free(a);
+}
+
+/* A forked child has none of its parent's worker threads, and libgomp would wait for them for ever:
+ * dissolve the team before the fork, it is formed again when needed. */
+static void before_fork(void) {
+#if defined(_OPENMP) && _OPENMP >= 201811
+    if (!omp_in_parallel()) omp_pause_resource_all(omp_pause_hard);
+#endif
+}
+
+static void set_up(void) {
+    pthread_key_create(&arena_key, arena_free);
+    pthread_atfork(before_fork, NULL, NULL);
+}
+
+/* At least `size` bytes aligned to a cache line, or NULL. To be given back with arena_put. */
+static void *arena_get(size_t size) {
+    pthread_once(&once, set_up);
+    if (!own_arena) {
+        own_arena = calloc(1, sizeof *own_arena);
+        if (!own_arena) return NULL;
+        pthread_setspecific(arena_key, own_arena);
+    }
+    if (own_arena->busy) return aligned_alloc(ARENA_ALIGN, size);
+    if (own_arena->size < size) {
+        free(own_arena->memory);
+        own_arena->size = 0;
+        own_arena->memory = aligned_alloc(ARENA_ALIGN, size);
+        if (!own_arena->memory) return NULL;
+        own_arena->size = size;
+    }
+    own_arena->busy = true;
+    return own_arena->memory;
+}
+
+static void arena_put(void *memory) {
+    if (memory != own_arena->memory) {
+        free(memory);
+        return;
+    }
+    own_arena->busy = false;
+    if (own_arena->size <= ARENA_KEEP) return;
+    free(own_arena->memory);
+    *own_arena = (arena){NULL, 0, false};
+}
+
+/* ---- team -------------------------------------------------------------------------------------- */
+
+typedef struct team {
+    attn_call call;
+    int (*poll)(void);
+    atomic_bool stop;
+    atomic_llong next_task, next_merge;
+    char *scratch; /* threads x scratch_bytes */
+    size_t scratch_bytes;
+} team;
+
+static void work(team *t, int thread) {
+    const attn_plan *plan = t->call.plan;
+    attn_watch watch = {&t->stop, thread == 0 ? t->poll : NULL, now_ns() + POLL_NS};
+    void *scratch = t->scratch + (size_t)thread * t->scratch_bytes;
+    for (int64_t task; (task = atomic_fetch_add(&t->next_task, 1)) < plan->n_tasks && !attn_should_stop(&watch);)
+        plan->kernel->run(&t->call, task, scratch, &watch);
+    if (plan->n_merges == 0) return;
+#ifdef _OPENMP
+#pragma omp barrier
+#endif
+    for (int64_t task; (task = atomic_fetch_add(&t->next_merge, 1)) < plan->n_merges && !attn_should_stop(&watch);)
+        plan->kernel->merge(&t->call, task);
+}
+
+static attn_status run_plan(const void *problem, const attn_plan *plan, int (*poll)(void)) {
+    if (plan->n_tasks == 0) return ATTN_OK;
+    const size_t real = (size_t)plan->real_bytes, page = 4096;
+    const size_t scratch_bytes = ((size_t)plan->scratch.reals * real + page - 1) / page * page + ARENA_ALIGN;
+    const size_t shared_bytes = ((size_t)plan->shared_reals * real + ARENA_ALIGN) / ARENA_ALIGN * ARENA_ALIGN;
+    char *memory = arena_get(shared_bytes + scratch_bytes * (size_t)plan->threads);
+    if (!memory) return ATTN_NO_MEMORY;
+    team t = {.call = {problem, plan, memory},
+              .poll = poll,
+              .scratch = memory + shared_bytes,
+              .scratch_bytes = scratch_bytes};
+#ifdef _OPENMP
+    if (plan->threads > 1) {
+#pragma omp parallel num_threads(plan->threads)
+        work(&t, omp_get_thread_num());
+    } else
+#endif
+        work(&t, 0);
+    arena_put(memory);
+    return t.stop ? ATTN_INTERRUPTED : ATTN_OK;
+}
+
+attn_status attn_attend(const attn_problem *problem, int (*poll)(void)) {
+    const attn_plan plan = attn_plan_attend(problem);
+    return run_plan(problem, &plan, poll);
+}
+
+attn_status attn_softmax(const attn_softmax_problem *problem, int (*poll)(void)) {
+    const attn_plan plan = attn_plan_softmax(problem);
+    return run_plan(problem, &plan, poll);
+}
+
+/* ---- how many threads --------------------------------------------------------------------------- */
+
+static atomic_int cpu_quota; /* 0 = none */
+
+void attn_set_cpu_quota(int cpus) { cpu_quota = cpus; }
+
+int attn_default_threads(void) {
+#ifdef _OPENMP
+    int n = omp_get_max_threads(); /* asked at call time: threadpoolctl and OMP_NUM_THREADS act on it */
+#ifdef __linux__
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) < n) n = CPU_COUNT(&set);
+#endif
+    if (cpu_quota > 0 && cpu_quota < n) n = cpu_quota;
+    return n;
+#else
+    return 1;
+#endif
+}
+
+int attn_openmp_version(void) {
+#ifdef _OPENMP
+    return _OPENMP;
+#else
+    return 0;
+#endif
+}

@@ -1,0 +1,44 @@
+/* Masked row softmax alone: out = exp(s - max s) / sum exp(s - max s) over the visible entries of a row.
+ * A task is SOFTMAX_ROWS rows. Hidden entries (mask, length) get 0; a row with none visible all 0. */
+#include "internal.h"
+#include "simd.h"
+#include "exp.h"
+#include "mask.h"
+
+/* Scores of one row from column j on in log2 units, hidden lanes -inf. */
+INLINE vec visible_scores(const stored *row, const dense *mask, int64_t i, int64_t j, int n) {
+    vec s = v_mul(v_load_stored_part(row + j, n), v_set1(LOG2E));
+    if (mask->kind != ATTN_MASK_NONE) s = dense_apply(s, dense_load(mask, i, j, n));
+    return v_select(v_first(n), s, v_set1(-REAL_INF));
+}
+
+static void softmax_row(const attn_softmax_problem *p, int64_t i) {
+    const stored *row = (const stored *)p->scores.data + i * p->scores.stride_row;
+    stored *out = (stored *)p->output.data + i * p->output.stride_row;
+    const dense mask = dense_of(&p->mask, 0, 0);
+    const int64_t n = p->lengths ? p->lengths[i] : p->n;
+    vec top = v_set1(-REAL_INF), sum = v_zero();
+    for (int64_t j = 0; j < n; j += LANES)
+        top = v_max(visible_scores(row, &mask, i, j, (int)min_i(LANES, n - j)), top);
+    const vec m = v_reference_max(v_set1(v_max_lanes(top)));
+    for (int64_t j = 0; j < n; j += LANES)
+        sum = v_add(sum, v_exp2(v_sub(visible_scores(row, &mask, i, j, (int)min_i(LANES, n - j)), m)));
+    const real l = v_sum(sum);
+    for (int64_t j = 0; j < n; j += LANES) {
+        const int lanes = (int)min_i(LANES, n - j);
+        const vec e = v_exp2(v_sub(visible_scores(row, &mask, i, j, lanes), m));
+        v_store_stored_part(out + j, l == 0 ? v_zero() : v_div(e, v_set1(l)), lanes);
+    }
+    memset(out + n, 0, (size_t)(p->n - n) * sizeof *out);
+}
+
+static void run(const attn_call *call, int64_t task, void *scratch, attn_watch *watch) {
+    const attn_softmax_problem *p = call->problem;
+    (void)scratch;
+    if (attn_should_stop(watch)) return;
+    const int64_t end = min_i(p->rows, (task + 1) * SOFTMAX_ROWS);
+    for (int64_t i = task * SOFTMAX_ROWS; i < end; i++) softmax_row(p, i);
+}
+
+extern const attn_kernel ATTN_KERNEL(softmax);
+const attn_kernel ATTN_KERNEL(softmax) = {.label = ATTN_LABEL, .lanes = LANES, .run = run};

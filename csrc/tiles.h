@@ -1,0 +1,162 @@
+/* The register tiles: scores of keys x queries, and weights x values.
+ *
+ * Every accumulator is one chain of fused multiply-adds in index order, whatever tile it lies in, so a
+ * number's bits do not depend on how the work was cut. */
+#ifndef ATTN_TILES_H
+#define ATTN_TILES_H
+
+#include "exp.h"
+#include "simd.h"
+
+#define BLOCK_Q (TILE_QV * LANES) /* queries that a prefill task works on together */
+
+/* `count` things in pieces of at most `most`, as even as can be: the size of the next piece. */
+INLINE int even_piece(int64_t count, int most) {
+    const int64_t pieces = (count + most - 1) / most;
+    return (int)((count + pieces - 1) / pieces);
+}
+
+/* Scores of TILE_KEYS keys against nv vectors of queries.
+ * panel: d x BLOCK_Q, queries along the lanes; scores: TILE_KEYS x BLOCK_Q; top: running maxima. */
+INLINE void score_tile(const int nv, const real *restrict panel, const real *const keys[TILE_KEYS],
+                       int64_t d, real *restrict scores, real *restrict top) {
+    vec acc[TILE_KEYS][TILE_QV];
+    UNROLL for (int k = 0; k < TILE_KEYS; k++)
+        UNROLL for (int v = 0; v < nv; v++) acc[k][v] = v_zero();
+    for (int64_t c = 0; c < d; c++) {
+        vec q[TILE_QV];
+        UNROLL for (int v = 0; v < nv; v++) q[v] = v_load(panel + c * BLOCK_Q + v * LANES);
+        UNROLL for (int k = 0; k < TILE_KEYS; k++) {
+            const vec key = v_set1(keys[k][c]);
+            UNROLL for (int v = 0; v < nv; v++) acc[k][v] = v_fma(key, q[v], acc[k][v]);
+        }
+    }
+    UNROLL for (int v = 0; v < nv; v++) {
+        vec m = v_load(top + v * LANES);
+        UNROLL for (int k = 0; k < TILE_KEYS; k++) {
+            v_store(scores + k * BLOCK_Q + v * LANES, acc[k][v]);
+            m = v_max(acc[k][v], m); /* NaN is passed over here and met again in exp2 */
+        }
+        v_store(top + v * LANES, m);
+    }
+}
+
+/* Where value rows lie: reals, or storage type with `tail` columns in the last vector. */
+typedef struct value_rows {
+    const void *data;
+    int64_t stride; /* elements */
+} value_rows;
+
+INLINE vec load_value(const void *row, int64_t column, const bool is_stored, int n) {
+    if (!is_stored) return v_load((const real *)row + column);
+    if (n == LANES) return v_load_stored((const stored *)row + column);
+    return v_load_stored_part((const stored *)row + column, n);
+}
+INLINE const void *value_row(value_rows v, int64_t j, const bool is_stored) {
+    return is_stored ? (const void *)((const stored *)v.data + j * v.stride)
+                     : (const void *)((const real *)v.data + j * v.stride);
+}
+
+/* The weights of a value tile: element [r][j] lies at data[r * row + j * key]. */
+typedef struct weight_tile {
+    const real *data;
+    int64_t row, key;
+} weight_tile;
+
+/* out[r][0 .. nv) = out[r][...] * alpha[r] + sum over n keys of weight[r][j] * value[j][...];
+ * alpha NULL = no old output. tail: columns in the last vector (LANES, or fewer for stored values). */
+INLINE void value_tile(const int rows, const int nv, const bool is_stored, weight_tile w, value_rows v,
+                       int64_t n, int64_t column, int tail, const real *alpha, real *restrict out,
+                       int64_t out_stride) {
+    vec acc[TILE_ROWS][TILE_DV];
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int c = 0; c < nv; c++) acc[r][c] = v_zero();
+    for (int64_t j = 0; j < n; j++) {
+        const void *row = value_row(v, j, is_stored);
+        vec x[TILE_DV];
+        UNROLL for (int c = 0; c < nv; c++)
+            x[c] = load_value(row, column + c * LANES, is_stored, c == nv - 1 ? tail : LANES);
+        UNROLL for (int r = 0; r < rows; r++) {
+            const vec p = v_set1(w.data[r * w.row + j * w.key]);
+            UNROLL for (int c = 0; c < nv; c++) acc[r][c] = v_fma(p, x[c], acc[r][c]);
+        }
+    }
+    UNROLL for (int r = 0; r < rows; r++) {
+        real *o = out + r * out_stride + column;
+        UNROLL for (int c = 0; c < nv; c++) {
+            if (alpha) acc[r][c] = v_fma(v_load(o + c * LANES), v_set1(alpha[r]), acc[r][c]);
+            v_store(o + c * LANES, acc[r][c]);
+        }
+    }
+}
+
+/* The same for any number of rows and columns, cut into register tiles. out has padded rows. */
+INLINE void value_product(int64_t rows, int64_t d_v, const bool is_stored, weight_tile w, value_rows v,
+                          int64_t n, const real *alpha, real *restrict out, int64_t out_stride) {
+    const int64_t vecs = (d_v + LANES - 1) / LANES;
+    const int last = is_stored && d_v % LANES ? (int)(d_v % LANES) : LANES;
+    for (int64_t c = 0, nv; c < vecs; c += nv) {
+        nv = even_piece(vecs - c, TILE_DV);
+        const int tail = c + nv == vecs ? last : LANES;
+        for (int64_t r = 0, nr; r < rows; r += nr) {
+            nr = even_piece(rows - r, TILE_ROWS);
+            const weight_tile wr = {w.data + r * w.row, w.row, w.key};
+            const real *ar = alpha ? alpha + r : 0;
+            real *o = out + r * out_stride;
+#define TILE(R, N)                                                                              \
+    case 8 * (R) + (N):                                                                         \
+        value_tile(R, N, is_stored, wr, v, n, c * LANES, tail, ar, o, out_stride);              \
+        break;
+#define TILES(N) TILE(1, N) TILE(2, N) TILE(3, N) TILE(4, N) TILE(5, N) TILE(6, N)
+            switch (8 * nr + nv) {
+                TILES(1)
+                TILES(2)
+#if TILE_DV > 2
+                TILES(3)
+                TILES(4)
+#endif
+            }
+#undef TILES
+#undef TILE
+        }
+    }
+}
+
+/* out = o / l in storage type, one rounding; 0 for a row that saw nothing (l = 0). o has padded rows. */
+INLINE void store_output(stored *restrict out, const real *restrict o, real l, int64_t d_v) {
+    const vec sum = v_set1(l == 0 ? 1 : l);
+    for (int64_t c = 0; c < d_v; c += LANES) {
+        const vec x = l == 0 ? v_zero() : v_div(v_load(o + c), sum);
+        if (c + LANES <= d_v) v_store_stored(out + c, x);
+        else v_store_stored_part(out + c, x, (int)(d_v - c));
+    }
+}
+
+/* ---- values that may hold NaN or infinity in hidden slots ------------------------------------- */
+
+INLINE bool values_finite(value_rows v, int64_t n, int64_t d_v, const bool is_stored) {
+    vec sum = v_zero(); /* x * 0 is 0, or NaN where x is not finite */
+    for (int64_t j = 0; j < n; j++)
+        for (int64_t c = 0; c < d_v; c += LANES)
+            sum = v_fma(load_value(value_row(v, j, is_stored), c, is_stored, (int)min_i(LANES, d_v - c)),
+                        v_zero(), sum);
+    return !v_any(v_unordered(sum, sum));
+}
+
+/* One row of value_product that passes over hidden keys, whose product 0 x NaN would be NaN. The chain
+ * is the same and a hidden finite value adds 0 to it, so the bits are the same too. */
+INLINE void value_row_guarded(const uint8_t *hidden, int64_t hidden_key, int64_t d_v,
+                              const bool is_stored, weight_tile w, value_rows v, int64_t n,
+                              const real *alpha, real *restrict out) {
+    for (int64_t c = 0; c < d_v; c += LANES) {
+        vec acc = v_zero();
+        for (int64_t j = 0; j < n; j++) {
+            if (hidden[j * hidden_key]) continue;
+            const vec x = load_value(value_row(v, j, is_stored), c, is_stored, (int)min_i(LANES, d_v - c));
+            acc = v_fma(v_set1(w.data[j * w.key]), x, acc);
+        }
+        v_store(out + c, alpha ? v_fma(v_load(out + c), v_set1(*alpha), acc) : acc);
+    }
+}
+
+#endif
