@@ -9,20 +9,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from attn_engine import reference
+from attn_engine import get_isa, reference
 from attn_engine.bench.cases import CASES, Case, dense_mask, make_inputs
 from attn_engine.bench.check import TOLERANCE, largest_error
-from attn_engine.bench.compare import Comparison, Limit, Process, Result, Team
+from attn_engine.bench.compare import Comparison, Limit, Process, Result, Team, usable_cores
 from attn_engine.bench.contenders import CONTENDERS, Unsupported
 from attn_engine.bench.worker import Worker, median_seconds
 
-PEERS = Path(__file__).parents[1] / "benchmarks" / "peers.py"
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+PEERS = BENCHMARKS / "peers.py"
 TINY = Case("tiny", 1, 2, 2, 5, 7, 8)
 
 # A library of contenders: each writes one character to a file whenever it is called.
 LIBRARY = """
 import os, numpy as np
-from attn_engine import reference
+from attn_engine import get_isa, reference
 __version__ = "1.2.3"
 
 def answer(change, log):
@@ -226,3 +227,26 @@ def test_peers_command_lists_and_refuses():
     assert len(listed.stdout.splitlines()) == 3
     for bad in (["--only", "nothing"], ["--threads", "0"], ["--seconds", "-1"]):
         assert run(*bad).returncode == 2
+
+
+def test_benchmark_suites_say_what_they_cost(tmp_path):
+    path = tmp_path / "prefill.json"
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        BENCHMARKS / "bench_prefill.py",
+        "-k",
+        "64-32-causal",
+    ]
+    command += ["--benchmark-json", path, "-p", "no:cacheprovider"]
+    run = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, cwd=tmp_path, check=False
+    )
+    assert run.returncode == 0, run.stdout
+    (benchmark,) = json.loads(path.read_text(encoding="utf-8"))["benchmarks"]
+    cost = benchmark["extra_info"]
+    assert cost["flops"] == 4 * 8 * (64 * 65 // 2) * 32
+    assert cost["bytes"] == 4 * 8 * 64 * 32 * 4
+    assert (cost["tier"], cost["threads"]) == (get_isa(), usable_cores())
+    assert cost["gflops"] == pytest.approx(cost["flops"] / benchmark["stats"]["median"] / 1e9)

@@ -59,9 +59,9 @@ def next_seconds(last: Comparison, n: int) -> dict[str, float]:
 
 def print_sweep(team: Team, comparisons: list[Comparison], lines: list[str]) -> None:
     """Times, and how many times attn_engine's each other one is."""
-    print(f"Self-attention over n tokens, 8 heads, d = 64, float32, {team.threads} threads")
-    print("(milliseconds, and in brackets how many times as fast attn_engine is; every result was")
-    print("checked against float64 before it was timed)\n")
+    print(f"Self-attention over n tokens, 8 heads, d = 64, float32, {team.threads} threads:")
+    print("in milliseconds, and in brackets how many times as fast attn_engine is.")
+    print("Every result was checked against float64 before it was timed.\n")
     names = [name for name in team.names if name not in team.missing]
     print(f"{'n':>5}" + "".join(f"{name:>15}" for name in names))
     for comparison in comparisons:
@@ -69,7 +69,8 @@ def print_sweep(team: Team, comparisons: list[Comparison], lines: list[str]) -> 
         print(f"{comparison.case.n_q:>5}" + "".join(cells))
     for name, reason in team.missing.items():
         print(f"{name} is not there: {reason}")
-    print("\n".join(lines), end="\n" if lines else "")
+    for line in lines:
+        print(line)
     for comparison in comparisons:
         for name, result in comparison.results.items():
             if result.status in ("wrong", "failed"):
@@ -82,13 +83,12 @@ def _cell(comparison: Comparison, name: str) -> str:
     if seconds is None:
         return comparison.results[name].status if name in comparison.results else "left out"
     mine = comparison.seconds.get(ENGINE)
-    times = "" if mine is None or name == ENGINE else f" ({_significant(seconds / mine)}x)"
-    return _significant(seconds * 1e3) + times
-
-
-def _significant(number: float) -> str:
-    """Three digits that mean something: 0.0512, 5.12, 512, 5120."""
-    return f"{number:.{max(0, 2 - math.floor(math.log10(number)))}f}"
+    ms = seconds * 1e3
+    decimals = max(0, 2 - math.floor(math.log10(ms)))  # three digits: 0.0512, 5.12, 512, 5120
+    if mine is None or name == ENGINE:
+        return f"{ms:.{decimals}f}"
+    times = seconds / mine
+    return f"{ms:.{decimals}f} ({times:.{2 if times < 10 else 1}f}x)"
 
 
 @contextmanager

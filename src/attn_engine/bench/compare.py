@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Self
@@ -152,21 +153,24 @@ class Team:
         self.versions: dict[str, str] = {}
         self.missing: dict[str, str] = {}
         self._processes: dict[str, Process] = {}
+        self._closing = ExitStack()
 
     def __enter__(self) -> Self:
-        for name in dict.fromkeys((*self.names, *METERS)):
-            self._processes[name] = Process(name, self.threads)
-        for name, process in self._processes.items():
-            hello = process.hear()
-            if "version" in hello:
-                self.versions[name] = hello["version"]
-            else:
-                self.missing[name] = hello.get("missing") or hello["note"]
+        with ExitStack() as closing:  # an interrupt here must not leave stopped processes behind
+            for name in dict.fromkeys((*self.names, *METERS)):
+                self._processes[name] = Process(name, self.threads)
+                closing.callback(self._processes[name].close)
+            for name, process in self._processes.items():
+                hello = process.hear()
+                if "version" in hello:
+                    self.versions[name] = hello["version"]
+                else:
+                    self.missing[name] = hello.get("missing") or hello["note"]
+            self._closing = closing.pop_all()
         return self
 
     def __exit__(self, *exception) -> None:
-        for process in self._processes.values():
-            process.close()
+        self._closing.close()
 
     def limit(self, case: Case | None = None) -> Limit:
         """The float32 matrix product; for a decode case, reading a buffer of key's and value's size.
