@@ -1,0 +1,200 @@
+"""Arrays of every origin, brought to the few forms the kernels read.
+
+NumPy arrays pass untouched; other array-likes come in through DLPack or `np.asarray`. Nothing here
+knows what attention is: whether shapes make sense together is decided elsewhere.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from . import _core
+
+F32, F64, F16 = np.dtype(np.float32), np.dtype(np.float64), np.dtype(np.float16)
+CODES = {
+    dtype: _core.DTYPES.index(name) for dtype, name in ((F32, "f32"), (F64, "f64"), (F16, "f16"))
+}
+LARGEST = {dtype: float(np.finfo(dtype).max) for dtype in (F32, F64)}  # of the compute types
+BF16_CODE = _core.DTYPES.index("bf16")
+SUPPORTED = "float16, bfloat16, float32 or float64"
+
+# DLPack's device types that the CPU can read: plain memory and page-locked memory of a GPU runtime.
+_CPU_DEVICES = (1, 3)
+# Deciding exactly whether two strided arrays share an element can take exponential time.
+_OVERLAP_EFFORT = 10_000
+
+
+def as_array(name: str, value: Any) -> np.ndarray:
+    """`value` as a plain ndarray of whatever dtype, without a copy where its memory can be read."""
+    if type(value) is np.ndarray:
+        return value
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(
+            f"{name}: masked arrays are not accepted; pass {name}.data and an attention mask"
+        )
+    if isinstance(value, np.ndarray):
+        return value.view(np.ndarray)
+    if hasattr(value, "__dlpack_device__"):
+        return _from_dlpack(name, value)
+    try:
+        return np.asarray(value)
+    except ValueError as error:
+        raise ValueError(f"{name}: cannot be read as an array; {error}") from error
+
+
+def _from_dlpack(name: str, tensor: Any) -> np.ndarray:
+    """A tensor of another library as a view of its memory."""
+    if getattr(tensor, "requires_grad", False):
+        raise TypeError(
+            f"{name}: the tensor requires grad, but no gradient flows through this call; "
+            f"pass {name}.detach()"
+        )
+    try:
+        device = tensor.__dlpack_device__()[0]
+    except (RuntimeError, ValueError, BufferError) as error:
+        raise TypeError(f"{name}: {error}; copy it to the CPU first, e.g. {name}.cpu()") from error
+    if device not in _CPU_DEVICES:
+        where = getattr(tensor, "device", f"DLPack device type {int(device)}")
+        raise TypeError(
+            f"{name}: the tensor lives on {where}; copy it to the CPU, e.g. {name}.cpu()"
+        )
+    try:
+        buffer, dtype = _core.dlpack(tensor)
+    except (RuntimeError, ValueError, BufferError, TypeError) as error:
+        raise TypeError(f"{name}: {type(tensor).__name__} cannot be read; {error}") from error
+    array = np.asarray(buffer)
+    return array.view(_bfloat16(name)) if dtype == "bfloat16" else array
+
+
+def _bfloat16(name: str) -> np.dtype:
+    """NumPy's bfloat16, which lives in a package that is imported only when a tensor needs it."""
+    try:
+        from ml_dtypes import bfloat16
+    except ImportError:
+        raise TypeError(
+            f"{name}: bfloat16 needs the ml_dtypes package; install it or convert {name} to float32"
+        ) from None
+    return np.dtype(bfloat16)
+
+
+def as_floats(name: str, value: Any) -> np.ndarray:
+    """`value` as an array of a dtype the kernels store, in any byte order."""
+    array = as_array(name, value)
+    if dtype_code(array.dtype) is None:
+        raise TypeError(
+            f"{name}: dtype {array.dtype} is not {SUPPORTED}; {_way_out(name, array.dtype)}"
+        )
+    return array
+
+
+def _way_out(name: str, dtype: np.dtype) -> str:
+    """The end of the message about a dtype that cannot be used."""
+    if dtype.kind in "biu":
+        return f"convert it, e.g. np.asarray({name}, dtype=np.float32)"
+    if dtype.kind == "f":
+        return f"convert it, e.g. {name}.astype(np.float64)"
+    if dtype.kind == "c":
+        return "attention over complex numbers is not defined here"
+    return "pass an array of numbers"
+
+
+def check_same_dtype(name: str, array: np.ndarray, other: str, model: np.ndarray) -> None:
+    """Two arrays have one dtype, byte order apart."""
+    if native(array.dtype) != native(model.dtype):
+        raise TypeError(
+            f"{name}: dtype {array.dtype} but {other} has {model.dtype}; convert one of them, "
+            f"e.g. {name}.astype({other}.dtype)"
+        )
+
+
+def as_integers(name: str, value: Any) -> np.ndarray:
+    """`value` as an array of integers; bool and float are other kinds."""
+    array = as_array(name, value)
+    if array.dtype.kind not in "iu":
+        raise TypeError(
+            f"{name}: dtype {array.dtype}, expected integers, e.g. {name}.astype(np.int64)"
+        )
+    return array
+
+
+def dtype_code(dtype: np.dtype) -> int | None:
+    """Index of `dtype` in `_core.DTYPES`, byte order apart; None if it is not among them."""
+    if is_bfloat16(dtype):
+        return BF16_CODE
+    return CODES.get(native(dtype))
+
+
+def is_bfloat16(dtype: np.dtype) -> bool:
+    """Known by its name, so that ml_dtypes need not be imported to ask."""
+    return dtype.kind == "V" and dtype.type.__name__ == "bfloat16"
+
+
+def native(dtype: np.dtype) -> np.dtype:
+    """`dtype` in this machine's byte order."""
+    return dtype if dtype.isnative else dtype.newbyteorder("=")
+
+
+def compute_type(dtype: np.dtype) -> np.dtype:
+    """What the kernels compute in: float64 for float64, float32 for everything else."""
+    return F64 if native(dtype) is F64 else F32
+
+
+def is_walkable(array: np.ndarray) -> bool:
+    """Whether the kernels can walk `array` as it lies: native, aligned, rows contiguous."""
+    return array.strides[-1] == array.itemsize and array.flags.aligned and array.dtype.isnative
+
+
+def walkable(array: np.ndarray) -> np.ndarray:
+    """`array` itself if the kernels can walk it, else a copy they can."""
+    return array if is_walkable(array) else np.array(array, dtype=native(array.dtype), order="C")
+
+
+def raw(array: np.ndarray) -> np.ndarray:
+    """`array` as the binding takes it: bfloat16, without a buffer format, goes as its bits."""
+    return array.view(np.uint16) if is_bfloat16(array.dtype) else array
+
+
+def as_mask(name: str, value: Any) -> np.ndarray:
+    """`value` as an array of bool or of some float dtype."""
+    if isinstance(value, (bool, int, float, np.generic)):
+        raise TypeError(
+            f"{name}: got {value!r}, expected an array (a causal mask is is_causal=True)"
+        )
+    mask = as_array(name, value)
+    kind = mask.dtype.kind
+    if kind in "iu":
+        raise TypeError(
+            f"{name}: dtype {mask.dtype} could be 0/1 or a bias; if 0 hides, pass mask != 0, "
+            f"for a bias mask.astype(np.float32)"
+        )
+    if kind not in "bf" and not is_bfloat16(mask.dtype):
+        raise TypeError(
+            f"{name}: dtype {mask.dtype}, expected bool (True = attend) or a float bias"
+        )
+    return mask
+
+
+def prepared_mask(mask: np.ndarray, compute: np.dtype) -> np.ndarray:
+    """`mask` as bool or `compute`, with at least one axis; repeated axes (stride 0) get size 1."""
+    # Converting a mask must not cost what a broadcast one spans.
+    mask = mask[tuple([slice(1) if stride == 0 else slice(None) for stride in mask.strides])]
+    if not mask.ndim:
+        mask = mask.reshape(1)
+    if mask.dtype.kind == "b" or mask.dtype is compute:
+        return mask if mask.flags.aligned else mask.copy()
+    with np.errstate(all="ignore"):
+        if mask.dtype.itemsize > compute.itemsize:
+            # A finite number stays finite: only a true -inf hides.
+            limit = native(mask.dtype).type(LARGEST[compute])
+            mask = np.where(np.isinf(mask), mask, np.clip(mask, -limit, limit))
+        return mask.astype(compute)
+
+
+def overlap(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether two arrays share memory; also True where that is too hard to decide."""
+    if not np.may_share_memory(a, b):
+        return False
+    try:
+        return np.shares_memory(a, b, max_work=_OVERLAP_EFFORT)
+    except np.exceptions.TooHardError:
+        return True

@@ -1,0 +1,279 @@
+"""Threads, tiers, and what was built, found and chosen: the only state of the package."""
+
+import os
+import platform
+from importlib.util import find_spec
+from math import ceil
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from . import _core, problem
+from .options import check_threads
+
+_THREADS_VARIABLE = "ATTN_ENGINE_NUM_THREADS"
+_ISA_VARIABLE = "ATTN_ENGINE_ISA"
+
+# Threads of calls that name none; 0 leaves it to the core, which asks the system at every call.
+chosen_threads = 0
+_threads_from_environment = 0
+_isa_reason = "best supported"
+
+
+def set_num_threads(num_threads: int | None) -> None:
+    """Choose how many threads calls use that do not say so themselves.
+
+    Parameters
+    ----------
+    num_threads : int or None
+        Upper bound of a call, taken as given. None goes back to ``ATTN_ENGINE_NUM_THREADS`` or,
+        where that is not set, to the smallest of OpenMP's maximum, the CPU affinity and the cgroup
+        quota at the time of each call.
+
+    Raises
+    ------
+    ValueError
+        The number is not positive.
+    TypeError
+        It is not an integer.
+    """
+    global chosen_threads
+    if num_threads is None:
+        chosen_threads = _threads_from_environment
+    else:
+        chosen_threads = check_threads("num_threads", num_threads)
+
+
+def get_num_threads() -> int:
+    """How many threads a call may use now that does not say so itself."""
+    return chosen_threads or _core.default_threads()
+
+
+def resolve_threads(num_threads: Any) -> int:
+    """A call's `num_threads`: its own, or the chosen one."""
+    return chosen_threads if num_threads is None else check_threads("num_threads", num_threads)
+
+
+def set_isa(name: str | None) -> None:
+    """Choose the instruction set tier of all later calls.
+
+    Parameters
+    ----------
+    name : {"scalar", "avx2", "avx512", "neon"} or None
+        None is the best that this CPU supports.
+
+    Raises
+    ------
+    ValueError
+        The tier is unknown, not part of this build or not supported by this CPU; there is no
+        fallback.
+    TypeError
+        `name` is not a string.
+    """
+    global _isa_reason
+    if name is None:
+        _core.set_isa(_core.supported_isas()[-1])
+        _isa_reason = "best supported"
+    else:
+        _core.set_isa(_check_isa("isa", name))
+        _isa_reason = "set_isa"
+
+
+def get_isa() -> str:
+    """The instruction set tier of all later calls."""
+    return _core.get_isa()
+
+
+def show_config(mode: str = "stdout") -> dict[str, Any] | None:
+    """Show what was built, what was found on this machine and what was chosen, and why.
+
+    Parameters
+    ----------
+    mode : {"stdout", "dicts"}
+        Print it, fit for a bug report, or return it.
+
+    Returns
+    -------
+    dict or None
+        With ``mode="dicts"``: version, platform, python, numpy, ml_dtypes (whether there),
+        compiler, openmp (its date, 0 = none), dtypes, isa (compiled, supported, selected, reason)
+        and threads (number, reason, affinity, quota; 0 = no quota).
+
+    Raises
+    ------
+    ValueError
+        The mode is another one.
+    """
+    if mode not in ("stdout", "dicts"):
+        raise ValueError(f'mode: got {mode!r}, expected "stdout" or "dicts"')
+    build = _core.build_info()
+    config = {
+        "version": build["version"],
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "ml_dtypes": find_spec("ml_dtypes") is not None,
+        "compiler": build["compiler"],
+        "openmp": build["openmp"],
+        "dtypes": list(build["dtypes"]),
+        "isa": {
+            "compiled": list(build["isas"]),
+            "supported": list(_core.supported_isas()),
+            "selected": _core.get_isa(),
+            "reason": _isa_reason,
+        },
+        "threads": {
+            "number": get_num_threads(),
+            "reason": _threads_reason(),
+            "affinity": _affinity(),
+            "quota": _quota,
+        },
+    }
+    if mode == "dicts":
+        return config
+    print("\n".join(_as_lines(config)))
+    return None
+
+
+def explain(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    attn_mask: ArrayLike | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    num_threads: int | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Say how `scaled_dot_product_attention` would run a call, without running it.
+
+    Parameters
+    ----------
+    query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, num_threads, **options
+        The arguments of the call.
+
+    Returns
+    -------
+    dict
+        The plan: which kernel and tier, how many threads and tasks, block sizes, key splits and
+        bytes of scratch space.
+
+    Raises
+    ------
+    ValueError, TypeError
+        As the call would.
+    """
+    call = problem.attention(
+        query,
+        key,
+        value,
+        attn_mask,
+        dropout_p,
+        is_causal,
+        scale,
+        enable_gqa,
+        threads=resolve_threads(num_threads),
+        **options,
+    )
+    return _core.explain(*call.arguments)
+
+
+def cpu_quota(root: Path = Path("/")) -> int:
+    """CPUs that the cgroups (v1 and v2) of this process allow, rounded up; 0 = no limit.
+
+    A limit of any group holds for those in it, so all from the process's own up to the root count.
+    `root` is where /proc and /sys are.
+    """
+    quotas = []
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        # In a container the path may be the host's: its groups are missing here, the root is ours.
+        names = [name for name in PurePosixPath(path).parts if name not in ("/", "..")]
+        for mount in {"cpu", controllers} if controllers else {""}:
+            for depth in range(len(names) + 1):
+                group = root.joinpath("sys/fs/cgroup", mount, *names[:depth])
+                quotas.append(_group_quota(group, version=1 if controllers else 2))
+    return min(filter(None, quotas), default=0)
+
+
+def _group_quota(group: Path, version: int) -> int:
+    """CPUs that one control group allows; 0 = no limit."""
+    files = ("cpu.max",) if version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+    fields = " ".join(_read(group / file) for file in files).split()
+    try:
+        quota, period = (int(field) for field in fields)
+    except ValueError:  # "max", or no such group
+        return 0
+    return ceil(quota / period) if quota > 0 and period > 0 else 0
+
+
+def _read(file: Path) -> str:
+    """A small file's text; nothing if it cannot be read."""
+    try:
+        return file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _check_isa(argument: str, name: Any) -> str:
+    """A tier that runs here."""
+    if not isinstance(name, str):
+        raise TypeError(f"{argument}: got {name!r}, expected the name of a tier or None")
+    supported = ", ".join(_core.supported_isas())
+    if name not in _core.ISAS:
+        raise ValueError(f"{argument}: {name!r} is not in this build; this CPU can run {supported}")
+    if name not in _core.supported_isas():
+        raise ValueError(f"{argument}: this CPU cannot run {name!r}; it can run {supported}")
+    return name
+
+
+def _threads_reason() -> str:
+    """Where `get_num_threads` has its number from."""
+    if chosen_threads == 0:
+        return "smallest of OpenMP's maximum, CPU affinity and cgroup quota"
+    return _THREADS_VARIABLE if chosen_threads is _threads_from_environment else "set_num_threads"
+
+
+def _affinity() -> int:
+    """CPUs that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _as_lines(config: dict[str, Any], indent: str = "") -> list[str]:
+    """A nested dict as aligned text."""
+    width = max(map(len, config))
+    lines = []
+    for name, value in config.items():
+        if isinstance(value, dict):
+            lines += [f"{indent}{name}", *_as_lines(value, indent + "  ")]
+        else:
+            text = ", ".join(value) if isinstance(value, list) else value
+            lines.append(f"{indent}{name:{width}}  {text}")
+    return lines
+
+
+def _apply_environment() -> None:
+    """Read the variables once; an empty one counts as unset."""
+    global _threads_from_environment, _isa_reason
+    if text := os.environ.get(_THREADS_VARIABLE):
+        if not text.strip().isdecimal():
+            raise ValueError(f"{_THREADS_VARIABLE}: got {text!r}, expected a whole number above 0")
+        _threads_from_environment = check_threads(_THREADS_VARIABLE, int(text))
+        set_num_threads(None)
+    if name := os.environ.get(_ISA_VARIABLE):
+        _core.set_isa(_check_isa(_ISA_VARIABLE, name))
+        _isa_reason = _ISA_VARIABLE
+
+
+_quota = cpu_quota()
+_core.set_cpu_quota(_quota)
+_apply_environment()

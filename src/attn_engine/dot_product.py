@@ -1,0 +1,339 @@
+"""Dot-product attention and its parts: the public functions, without arithmetic of their own."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from . import config, problem
+from ._core import attend as _attend
+from ._core import softmax as _softmax
+from .problem import plain_attention as _plain_attention
+
+
+class AttentionResult(NamedTuple):
+    """What a call returns when more than the output is asked for; None where not asked."""
+
+    output: np.ndarray
+    weights: np.ndarray | None
+    lse: np.ndarray | None
+
+
+class SelfAttentionResult(NamedTuple):
+    """What `self_attention` returns."""
+
+    output: np.ndarray
+    weights: np.ndarray
+
+
+def scaled_dot_product_attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    attn_mask: ArrayLike | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    causal_offset: int | str | ArrayLike = 0,
+    window: tuple[int | None, int | None] | None = None,
+    query_lengths: ArrayLike | None = None,
+    key_lengths: ArrayLike | None = None,
+    layout: str = "bhsd",
+    return_weights: bool = False,
+    return_lse: bool = False,
+    out: np.ndarray | None = None,
+    num_threads: int | None = None,
+) -> np.ndarray | AttentionResult:
+    r"""Attend from every query to the keys it may see.
+
+    .. math:: \mathrm{output} = \mathrm{softmax}(\mathrm{scale} \cdot q k^T + \mathrm{mask})\, v
+
+    The first eight parameters are those of ``torch.nn.functional.scaled_dot_product_attention``,
+    in its order. Scores are never held in memory: the softmax runs along with the products.
+
+    Parameters
+    ----------
+    query : array_like, shape (..., n_heads, n_q, d_qk)
+        Two axes are one head, three are heads without a batch; further axes in front are batch
+        axes. float16, bfloat16 (of ml_dtypes), float32 or float64. Tensors of other libraries are
+        read through DLPack without a copy if they live in CPU memory.
+    key : array_like, shape (..., n_kv_heads, n_kv, d_qk)
+        Same dtype and batch axes as `query`; nothing is broadcast.
+    value : array_like, shape (..., n_kv_heads, n_kv, d_v)
+        Same dtype and batch axes as `query`.
+    attn_mask : array_like, optional
+        Broadcastable to (..., n_heads, n_q, n_kv). Boolean: True = attend. Floating: added to the
+        scores; only -inf hides, any finite number is a bias. Integers are refused: a mask whose 0
+        hides is ``mask != 0``.
+    dropout_p : float
+        Must be 0.0.
+    is_causal : bool
+        Query i sees key j only if ``j <= i + causal_offset``.
+    scale : float, optional
+        Factor of the scores, ``1 / sqrt(d_qk)`` by default. 0 and negative numbers are taken as
+        they are.
+    enable_gqa : bool
+        Allow n_heads to be a multiple of n_kv_heads; query head h reads key and value head
+        ``h // (n_heads // n_kv_heads)``.
+    causal_offset : int, array_like of int with the shape of the batch axes, or "bottom_right"
+        Position of query 0 among the keys, for `is_causal` and `window`. 0 aligns the first query
+        with the first key; "bottom_right" aligns the last ones, ``n_kv - n_q``, or
+        ``key_lengths - query_lengths`` where lengths are given.
+    window : (left, right), optional
+        Query i sees key j only if ``-left <= j - i - causal_offset <= right``. None on a side is
+        no limit.
+    query_lengths, key_lengths : array_like of int with the shape of the batch axes, optional
+        Queries and keys from there on are padding (single integers without a batch axis).
+    layout : {"bhsd", "bshd"}
+        "bshd": query, key, value and output are (..., n, heads, d). Masks, weights and lse keep
+        (..., n_heads, n_q, n_kv).
+    return_weights : bool
+        Also return the weights. The output has the same bits without them.
+    return_lse : bool
+        Also return the log of the sum of exponentials of each row's scores.
+    out : ndarray, optional
+        Where to write the output: its exact shape and dtype, sharing no memory with an input.
+    num_threads : int, optional
+        Upper bound for this call; see `set_num_threads` for the default.
+
+    Returns
+    -------
+    output : ndarray, shape (..., n_heads, n_q, d_v), in query's dtype
+        Returned alone, or in an `AttentionResult` if anything else is asked for.
+    weights : ndarray, shape (..., n_heads, n_q, n_kv), in query's dtype
+        With `return_weights`; each row sums to 1.
+    lse : ndarray, shape (..., n_heads, n_q), float64 for float64 inputs, else float32
+        With `return_lse`.
+
+    Raises
+    ------
+    ValueError
+        A shape or a value is wrong. Nothing has been written then.
+    TypeError
+        An argument is of a wrong kind: integers, masked arrays, mixed dtypes, a tensor on another
+        device or one that requires grad.
+    MemoryError
+        No memory for the result or for scratch space.
+
+    Notes
+    -----
+    All masks hold together: a key is attended if every one of them allows it. A row that sees no
+    key has output 0, weights 0 and lse -inf. What is hidden is not read into a result: NaN there
+    changes nothing.
+
+    float16 and bfloat16 are computed in float32 and rounded once at the end.
+
+    References
+    ----------
+    Vaswani et al., "Attention Is All You Need", 2017, equation 1. The softmax that runs along:
+    Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018; in tiles: Dao et
+    al., "FlashAttention: Fast and Memory-Efficient Exact Attention with IO-Awareness", 2022.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from attn_engine import scaled_dot_product_attention
+    >>> query, keys = np.zeros((1, 4)), np.ones((3, 4))
+    >>> values = np.array([[1.0], [2.0], [6.0]])
+    >>> scaled_dot_product_attention(query, keys, values)
+    array([[3.]])
+    """
+    threads = config.resolve_threads(num_threads)
+    if (
+        attn_mask is None
+        and window is None
+        and key_lengths is None
+        and query_lengths is None
+        and out is None
+        and return_weights is False
+        and return_lse is False
+        and type(layout) is str
+        and layout == "bhsd"
+        and type(dropout_p) is float
+        and dropout_p == 0.0
+        and type(causal_offset) is int
+        and causal_offset == 0
+    ):
+        arguments = _plain_attention(query, key, value, is_causal, scale, enable_gqa, threads)
+        if arguments is not None:
+            _attend(*arguments)
+            return arguments[3]
+    call = problem.attention(
+        query,
+        key,
+        value,
+        attn_mask,
+        dropout_p,
+        is_causal,
+        scale,
+        enable_gqa,
+        causal_offset=causal_offset,
+        window=window,
+        query_lengths=query_lengths,
+        key_lengths=key_lengths,
+        layout=layout,
+        return_weights=return_weights,
+        return_lse=return_lse,
+        out=out,
+        threads=threads,
+    )
+    _attend(*call.arguments)
+    output = call.deliver()
+    if call.weights is None and call.lse is None:
+        return output
+    return AttentionResult(output, call.weights, call.lse)
+
+
+def softmax(
+    scores: ArrayLike,
+    mask: ArrayLike | None = None,
+    lengths: ArrayLike | None = None,
+    axis: int = -1,
+    out: np.ndarray | None = None,
+    *,
+    num_threads: int | None = None,
+) -> np.ndarray:
+    r"""Softmax of each row of scores over what is visible.
+
+    .. math:: \mathrm{weights}_j = \frac{e^{s_j - m}}{\sum_k e^{s_k - m}}, \quad m = \max_k s_k
+
+    Parameters
+    ----------
+    scores : array_like, at least one axis
+        float16, bfloat16 (of ml_dtypes), float32 or float64.
+    mask : array_like, optional
+        Broadcastable to the shape of `scores`. Boolean: True = visible. Floating: added to the
+        scores; only -inf hides.
+    lengths : array_like of int, optional
+        Broadcastable to the shape of `scores` without `axis`: entries from there on are hidden.
+    axis : int
+        Along which a row lies.
+    out : ndarray, optional
+        Where to write the result: the shape and dtype of `scores`, sharing no memory with it.
+    num_threads : int, optional
+        Upper bound for this call; see `set_num_threads` for the default.
+
+    Returns
+    -------
+    weights : ndarray, shape and dtype of `scores`
+        Hidden entries are 0, visible ones of a row sum to 1; a row with nothing visible is all 0.
+
+    Raises
+    ------
+    ValueError
+        A shape or a value is wrong. Nothing has been written then.
+    TypeError
+        An argument is of a wrong kind.
+
+    References
+    ----------
+    Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018, equation 2.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from attn_engine import softmax
+    >>> softmax(np.zeros((2, 4)), lengths=[4, 2])
+    array([[0.25, 0.25, 0.25, 0.25],
+           [0.5 , 0.5 , 0.  , 0.  ]])
+    """
+    call = problem.softmax(scores, mask, lengths, axis, out, config.resolve_threads(num_threads))
+    _softmax(*call.arguments)
+    weights = call.deliver()
+    return np.moveaxis(weights, -1, axis) if out is None else out
+
+
+def self_attention(
+    x: ArrayLike,
+    W_q: ArrayLike,
+    W_k: ArrayLike,
+    W_v: ArrayLike,
+    *,
+    num_heads: int = 1,
+    num_kv_heads: int | None = None,
+    attn_mask: ArrayLike | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    causal_offset: int | str | ArrayLike = 0,
+    window: tuple[int | None, int | None] | None = None,
+    query_lengths: ArrayLike | None = None,
+    key_lengths: ArrayLike | None = None,
+    num_threads: int | None = None,
+) -> SelfAttentionResult:
+    r"""Project a sequence to queries, keys and values, and attend to itself.
+
+    .. math:: \mathrm{softmax}(\mathrm{scale} \cdot (x W_q)(x W_k)^T + \mathrm{mask})\, x W_v
+
+    Parameters
+    ----------
+    x : array_like, shape (..., n, d_model)
+        One sequence, or batch axes of them. float16, bfloat16, float32 or float64.
+    W_q : array_like, shape (d_model, num_heads * d_qk)
+        Applied as ``x @ W_q``; same dtype as `x`. The columns of a head lie together.
+    W_k : array_like, shape (d_model, num_kv_heads * d_qk)
+        As `W_q`.
+    W_v : array_like, shape (d_model, num_kv_heads * d_v)
+        As `W_q`.
+    num_heads : int
+        Into how many heads queries are split.
+    num_kv_heads : int, optional
+        Heads of keys and values, a divisor of `num_heads` and equal to it by default.
+    attn_mask : array_like, optional
+        Broadcastable to the shape of the weights; see `scaled_dot_product_attention`.
+    is_causal, scale, causal_offset, window, query_lengths, key_lengths, num_threads
+        As in `scaled_dot_product_attention`; the batch axes are those of `x`.
+
+    Returns
+    -------
+    output : ndarray, shape (..., n, num_heads * d_v), in the dtype of `x`
+        The heads side by side.
+    weights : ndarray, shape (..., n, n), or (..., num_heads, n, n) with several heads
+        Each row sums to 1.
+
+    Raises
+    ------
+    ValueError
+        A shape or a value is wrong.
+    TypeError
+        An argument is of a wrong kind.
+
+    Notes
+    -----
+    float16 and bfloat16 are projected and computed in float32 and rounded once at the end.
+
+    References
+    ----------
+    Vaswani et al., "Attention Is All You Need", 2017, section 3.2.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from attn_engine import self_attention
+    >>> output, weights = self_attention(np.zeros((2, 3)), *np.ones((3, 3, 4)))
+    >>> output.shape, weights
+    ((2, 4), array([[0.5, 0.5],
+           [0.5, 0.5]]))
+    """
+    call, products, dtype = problem.self_attention(
+        x,
+        (W_q, W_k, W_v),
+        num_heads,
+        num_kv_heads,
+        attn_mask=attn_mask,
+        is_causal=is_causal,
+        scale=scale,
+        causal_offset=causal_offset,
+        window=window,
+        query_lengths=query_lengths,
+        key_lengths=key_lengths,
+        threads=config.resolve_threads(num_threads),
+    )
+    with np.errstate(all="ignore"):  # padding may hold anything, infinities included
+        for tokens, weight, projected in products:
+            np.matmul(tokens, weight, out=projected)
+    _attend(*call.arguments)
+    return SelfAttentionResult(
+        call.output.astype(dtype, copy=False), call.weights.astype(dtype, copy=False)
+    )

@@ -1,0 +1,338 @@
+"""Every check and every error message; what comes out is what the compiled core takes.
+
+`plain_attention` answers for the common call in about a microsecond and judges nothing: whatever
+is unusual goes to `attention`, which checks everything before anything is computed or written.
+Shapes and values raise ValueError, kinds raise TypeError; a message names the argument, its axis,
+what was got, what was expected and the way out.
+"""
+
+from functools import reduce
+from math import prod, sqrt
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ._core import UNBOUNDED
+from .arrays import (
+    CODES,
+    F32,
+    LARGEST,
+    as_floats,
+    as_integers,
+    as_mask,
+    check_same_dtype,
+    compute_type,
+    dtype_code,
+    is_walkable,
+    native,
+    overlap,
+    prepared_mask,
+    raw,
+    walkable,
+)
+from .options import (
+    check_count,
+    check_dropout,
+    check_flag,
+    check_integer,
+    check_layout,
+    check_limits,
+    check_range,
+    check_scale,
+)
+from .shapes import Shape, axes_of, check_broadcast, check_shapes
+
+# Bound once: the hot path below asks for them at every call.
+_ndarray, _empty = np.ndarray, np.empty
+_MAX_SCALE = LARGEST[F32]
+
+
+class Problem(NamedTuple):
+    """A checked call: what the core takes, and the arrays it will have filled."""
+
+    arguments: tuple
+    output: np.ndarray
+    weights: np.ndarray | None
+    lse: np.ndarray | None
+    spill: np.ndarray | None  # the caller's `out`, where the core can only fill `output` for it
+
+    def deliver(self) -> np.ndarray:
+        """The array the caller gets, after the core has run."""
+        if self.spill is None:
+            return self.output
+        self.spill[...] = self.output
+        return self.spill
+
+
+def plain_attention(
+    query: Any, key: Any, value: Any, is_causal: Any, scale: Any, enable_gqa: Any, threads: int
+) -> tuple | None:
+    """The core's arguments if nothing is unusual about these, else None; never an error."""
+    if not (type(query) is _ndarray and type(key) is _ndarray and type(value) is _ndarray):
+        return None
+    dtype = query.dtype
+    code = CODES.get(dtype)
+    if code is None or key.dtype is not dtype or value.dtype is not dtype:
+        return None
+    q_shape, k_shape, v_shape = query.shape, key.shape, value.shape
+    same = q_shape == k_shape == v_shape
+    if not (
+        1 < len(q_shape) < 5
+        and q_shape[-1]
+        and (same or _plainly_fit(q_shape, k_shape, v_shape, enable_gqa))
+        and (query.flags.carray or is_walkable(query))
+        and (key.flags.carray or is_walkable(key))
+        and (value.flags.carray or is_walkable(value))
+    ):
+        return None
+    if scale is None:
+        scale = 1.0 / sqrt(q_shape[-1])
+    elif type(scale) is not float or not -_MAX_SCALE <= scale <= _MAX_SCALE:
+        return None
+    if is_causal is not False and is_causal is not True:
+        return None
+    out = _empty(q_shape if same else q_shape[:-1] + v_shape[-1:], dtype)
+    right = 0 if is_causal else UNBOUNDED
+    return (
+        query, key, value, out, None, None, None, None, None, None, None,
+        scale, 0, UNBOUNDED, right, code, False, threads,
+    )  # fmt: skip
+
+
+def _plainly_fit(query: Shape, key: Shape, value: Shape, enable_gqa: Any) -> bool:
+    """Whether unequal shapes are fine in layout bhsd; False may also mean too unusual to tell."""
+    if key[:-1] != value[:-1] or len(key) != len(query) or key[-1] != query[-1]:
+        return False
+    if key[:-2] == query[:-2]:
+        return True
+    return (
+        enable_gqa is True
+        and len(query) > 2
+        and key[:-3] == query[:-3]
+        and key[-3] > 0
+        and query[-3] % key[-3] == 0
+    )
+
+
+def attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: Any = 0.0,
+    is_causal: Any = False,
+    scale: Any = None,
+    enable_gqa: Any = False,
+    *,
+    causal_offset: Any = 0,
+    window: Any = None,
+    query_lengths: Any = None,
+    key_lengths: Any = None,
+    layout: Any = "bhsd",
+    return_weights: Any = False,
+    return_lse: Any = False,
+    out: Any = None,
+    threads: int = 0,
+) -> Problem:
+    """`scaled_dot_product_attention`'s arguments, checked; raises all that it documents."""
+    bshd, gqa = check_layout(layout), check_flag("enable_gqa", enable_gqa)
+    want_weights = check_flag("return_weights", return_weights)
+    want_lse = check_flag("return_lse", return_lse)
+    check_dropout(dropout_p)
+
+    query, key, value = tensors = _tensors(query, key, value)
+    check_shapes(query.shape, key.shape, value.shape, bshd, gqa)
+    batch, n_heads, n_q, d_qk = axes_of(query.shape, bshd)
+    n_kv = axes_of(key.shape, bshd).n
+    limits = check_limits(
+        is_causal, causal_offset, window, query_lengths, key_lengths, batch, n_q, n_kv
+    )
+    rows = (*batch, n_heads, n_q) if query.ndim > 2 else (n_q,)
+    mask = _mask("attn_mask", attn_mask, (*rows, n_kv), ("batch", "n_heads", "n_q", "n_kv"))
+    dtype, shape = native(query.dtype), (*query.shape[:-1], value.shape[-1])
+    compute = compute_type(dtype)
+    scale = check_scale(scale, d_qk, compute)
+    _check_out(out, shape, dtype, {"query": query, "key": key, "value": value, "attn_mask": mask})
+
+    # All is checked: now copies of what the core cannot read, and room for what it writes.
+    query, key, value = [raw(walkable(_flat(tensor, 3))) for tensor in tensors]
+    mask, mask_offsets = _core_mask(mask, compute, batch)
+    output, target, spill = _destination(out, shape, dtype, _flat_shape(shape, 3))
+    weights = np.empty((*rows, n_kv), dtype) if want_weights else None
+    lse = np.empty(rows, compute) if want_lse else None
+    arguments = (
+        query, key, value, raw(target),
+        raw(_flat(weights, 3)) if want_weights else None,
+        _flat(lse, 2) if want_lse else None,
+        mask, mask_offsets, *limits[:3], scale, *limits[3:], dtype_code(dtype), bshd, threads,
+    )  # fmt: skip
+    return Problem(arguments, output, weights, lse, spill)
+
+
+def softmax(scores: Any, mask: Any, lengths: Any, axis: Any, out: Any, threads: int) -> Problem:
+    """`softmax`'s arguments, checked; the problem's arrays have `axis` moved to the end."""
+    scores = as_floats("scores", scores)
+    if scores.ndim == 0:
+        raise ValueError("scores: a single number has no axis to sum over; pass at least 1 axis")
+    axis = check_integer("axis", axis, "one axis of scores")
+    if not -scores.ndim <= axis < scores.ndim:
+        raise ValueError(
+            f"axis: got {axis}, but scores have {scores.ndim} axes (scores {scores.shape})"
+        )
+    dtype, shape = native(scores.dtype), scores.shape
+    mask = _mask("mask", mask, shape, tuple(f"axis {i}" for i in range(scores.ndim)))
+    _check_out(out, shape, dtype, {"scores": scores, "mask": mask})
+
+    moved = np.moveaxis(scores, axis, -1)
+    *leading, n = moved.shape
+    rows = prod(leading)
+    if lengths is not None:
+        lengths = as_integers("lengths", lengths)
+        check_broadcast("lengths", lengths.shape, "rows", tuple(leading), ("an axis",))
+        check_range("lengths", lengths, n)
+        lengths = np.broadcast_to(lengths, leading).astype(np.int64).reshape(rows)
+    if mask is not None:
+        # Rows of a repeated mask need no copy unless the repeated axis lies between others.
+        mask = np.broadcast_to(prepared_mask(mask, compute_type(dtype)), shape)
+        mask = np.moveaxis(mask, axis, -1).reshape(rows, n)
+    moved_out = None if out is None else np.moveaxis(out, axis, -1)
+    output, target, spill = _destination(moved_out, moved.shape, dtype, (rows, n))
+    matrix = walkable(moved.reshape(rows, n))
+    arguments = (raw(matrix), raw(target), mask, lengths, dtype_code(dtype), threads)
+    return Problem(arguments, output, None, None, spill)
+
+
+def self_attention(
+    x: Any, weights: tuple[Any, Any, Any], num_heads: Any, num_kv_heads: Any, **options: Any
+) -> tuple[Problem, list[tuple[np.ndarray, np.ndarray, np.ndarray]], np.dtype]:
+    """The problem, the products (left, right, where to) to fill it with, and the result's dtype.
+
+    Room for the projections is made first, so that everything is checked before any is computed.
+    """
+    x, weights = _projections(x, weights)
+    n_heads = check_count("num_heads", num_heads)
+    n_kv_heads = n_heads if num_kv_heads is None else check_count("num_kv_heads", num_kv_heads)
+    dtype, compute = native(x.dtype), compute_type(x.dtype)
+    x = x.astype(compute, copy=False)
+    per_head, products = [], []
+    for name, weight, heads in zip(
+        ("W_q", "W_k", "W_v"), weights, (n_heads, n_kv_heads, n_kv_heads), strict=True
+    ):
+        columns = weight.shape[1]
+        if columns % heads:
+            raise ValueError(f"{name}: {columns} columns do not split into {heads} heads")
+        projected = np.empty((*x.shape[:-1], columns), compute)
+        per_head.append(projected.reshape(*x.shape[:-1], heads, columns // heads))
+        products.append((x, weight.astype(compute, copy=False), projected))
+    mask = options.pop("attn_mask")
+    if mask is not None and n_heads == 1:
+        mask = as_mask("attn_mask", mask)
+        if mask.ndim == x.ndim > 2:  # (..., n, n), as the weights of one head are returned
+            mask = mask[..., None, :, :]
+    call = attention(
+        *per_head, mask, enable_gqa=True, layout="bshd", return_weights=True, **options
+    )
+    output = call.output.reshape(*x.shape[:-1], n_heads * call.output.shape[-1])
+    visible = call.weights[..., 0, :, :] if n_heads == 1 else call.weights
+    return call._replace(output=output, weights=visible), products, dtype
+
+
+def _projections(x: Any, weights: tuple[Any, Any, Any]) -> tuple[np.ndarray, list[np.ndarray]]:
+    """x and the matrices it is to be multiplied with, of one dtype and fitting shapes."""
+    x = as_floats("x", x)
+    if x.ndim < 2:
+        raise ValueError(f"x: shape {x.shape}, expected at least 2 axes (n, d_model)")
+    checked = []
+    for name, weight in zip(("W_q", "W_k", "W_v"), weights, strict=True):
+        weight = as_floats(name, weight)
+        check_same_dtype(name, weight, "x", x)
+        if weight.ndim != 2:
+            raise ValueError(f"{name}: shape {weight.shape}, expected 2 axes (d_model, columns)")
+        if weight.shape[0] != x.shape[-1]:
+            advice = f"use {name}.T" if weight.shape[1] == x.shape[-1] else "project one of them"
+            raise ValueError(
+                f"{name}: d_model is {weight.shape[0]} but x has d_model {x.shape[-1]} "
+                f"(x {x.shape}, {name} {weight.shape}); {advice}"
+            )
+        checked.append(weight)
+    return x, checked
+
+
+def _tensors(query: Any, key: Any, value: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The three arrays, of one dtype byte order apart."""
+    query = as_floats("query", query)
+    key, value = as_floats("key", key), as_floats("value", value)
+    check_same_dtype("key", key, "query", query)
+    check_same_dtype("value", value, "query", query)
+    return query, key, value
+
+
+def _mask(name: str, value: Any, scores: Shape, axes: tuple[str, ...]) -> np.ndarray | None:
+    """A mask that broadcasts to scores, as it came."""
+    if value is None:
+        return None
+    mask = as_mask(name, value)
+    check_broadcast(name, mask.shape, "scores", scores, axes)
+    return mask
+
+
+def _core_mask(
+    mask: np.ndarray | None, compute: np.dtype, batch: Shape
+) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """The mask in at most four axes; several batch axes become a byte offset for each entry."""
+    if mask is None or 0 in batch:
+        return None, None
+    mask = prepared_mask(mask, compute)
+    if len(batch) < 2 or mask.ndim < 4:
+        return mask, None
+    leading = mask.ndim - 3
+    strides = [0] * (len(batch) - leading) + [
+        stride if n > 1 else 0
+        for n, stride in zip(mask.shape, mask.strides[:leading], strict=False)
+    ]
+    steps = [np.arange(n) * stride for n, stride in zip(batch, strides, strict=True)]
+    offsets = reduce(np.add.outer, steps).astype(np.int64).reshape(-1)
+    return mask[(0,) * leading], offsets
+
+
+def _check_out(
+    out: Any, shape: Shape, dtype: np.dtype, inputs: dict[str, np.ndarray | None]
+) -> None:
+    """`out` can take the result, exactly, without touching an input."""
+    if out is None:
+        return
+    if not isinstance(out, np.ndarray) or isinstance(out, np.ma.MaskedArray):
+        raise TypeError(f"out: got an object of type {type(out).__name__}, expected a NumPy array")
+    if out.shape != shape:
+        raise ValueError(f"out: shape {out.shape}, expected {shape}")
+    if out.dtype != dtype:
+        raise ValueError(f"out: dtype {out.dtype}, expected {dtype} in native byte order")
+    if not out.flags.writeable:
+        raise ValueError("out: the array is read-only, expected one that can be written")
+    if any(stride == 0 and n > 1 for n, stride in zip(out.shape, out.strides, strict=True)):
+        raise ValueError("out: its elements share memory (a broadcast view); pass a real array")
+    for name, array in inputs.items():
+        if array is not None and overlap(out, array):
+            raise ValueError(f"out: shares memory with {name}; pass an array of its own")
+
+
+def _destination(
+    out: np.ndarray | None, shape: Shape, dtype: np.dtype, flat: Shape
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """What will hold the result, the view of it for the core, and the `out` to copy it to."""
+    if out is not None:
+        target = out.view(np.ndarray).reshape(flat)
+        if is_walkable(target) and np.may_share_memory(target, out):
+            return out, target, None
+    output = np.empty(shape, dtype)
+    return output, output.reshape(flat), out
+
+
+def _flat_shape(shape: Shape, kept: int) -> Shape:
+    """`shape` with everything before the last `kept` axes in one, if there are several."""
+    return shape if len(shape) <= kept + 1 else (prod(shape[:-kept]), *shape[-kept:])
+
+
+def _flat(array: np.ndarray, kept: int) -> np.ndarray:
+    """`array` in `_flat_shape`, as a view where its strides allow."""
+    return array.reshape(_flat_shape(array.shape, kept))
