@@ -119,9 +119,10 @@ def as_integers(name: str, value: Any) -> np.ndarray:
 
 def dtype_code(dtype: np.dtype) -> int | None:
     """Index of `dtype` in `_core.DTYPES`, byte order apart; None if it is not among them."""
-    if is_bfloat16(dtype):
-        return BF16_CODE
-    return CODES.get(native(dtype))
+    code = CODES.get(dtype)
+    if code is None:
+        code = BF16_CODE if is_bfloat16(dtype) else CODES.get(native(dtype))
+    return code
 
 
 def is_bfloat16(dtype: np.dtype) -> bool:

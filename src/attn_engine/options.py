@@ -177,8 +177,8 @@ def _lengths(name: str, value: Any, batch: Shape, n: int) -> np.ndarray:
 
 def check_range(name: str, lengths: np.ndarray, n: int) -> None:
     """Lengths stay within their axis."""
-    bad = (lengths < 0) | (lengths > n)
-    if bad.any():
+    if lengths.min(initial=0) < 0 or lengths.max(initial=0) > n:
+        bad = (lengths < 0) | (lengths > n)
         where = tuple(int(i) for i in np.argwhere(bad)[0])
         place = f" at index {where[0] if len(where) == 1 else where}" if where else ""
         raise ValueError(f"{name}: got {lengths[where]}{place}, expected 0 to {n}")
@@ -194,7 +194,7 @@ def _causal_offset(value: Any, batch: Shape, bottom_right: int | np.ndarray) -> 
             )
         return bottom_right
     if isinstance(value, int) and not isinstance(value, bool):
-        offset = value
+        lowest = highest = offset = value
     else:
         offset = as_integers("causal_offset", value)
         if offset.shape not in ((), batch):
@@ -202,7 +202,8 @@ def _causal_offset(value: Any, batch: Shape, bottom_right: int | np.ndarray) -> 
                 f"causal_offset: shape {offset.shape}, expected one integer or shape {batch}, "
                 f"one for each batch entry"
             )
-        offset = int(offset) if offset.ndim == 0 else offset.reshape(-1)
-    if not np.all((-_LONGEST <= offset) & (offset <= _LONGEST)):
+        lowest, highest = offset.min(initial=0), offset.max(initial=0)
+        offset = offset.astype(np.int64).reshape(-1) if offset.ndim else int(offset)
+    if not -_LONGEST <= lowest <= highest <= _LONGEST:
         raise ValueError("causal_offset: beyond 2**48, farther than any key can be")
-    return offset if isinstance(offset, int) else offset.astype(np.int64)
+    return offset

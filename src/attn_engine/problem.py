@@ -40,7 +40,7 @@ from .options import (
     check_range,
     check_scale,
 )
-from .shapes import Shape, axes_of, check_broadcast, check_shapes
+from .shapes import Shape, check_broadcast, check_shapes
 
 # Bound once: the hot path below asks for them at every call.
 _ndarray, _empty = np.ndarray, np.empty
@@ -141,9 +141,8 @@ def attention(
     check_dropout(dropout_p)
 
     query, key, value = tensors = _tensors(query, key, value)
-    check_shapes(query.shape, key.shape, value.shape, bshd, gqa)
-    batch, n_heads, n_q, d_qk = axes_of(query.shape, bshd)
-    n_kv = axes_of(key.shape, bshd).n
+    axes, n_kv = check_shapes(query.shape, key.shape, value.shape, bshd, gqa)
+    batch, n_heads, n_q, d_qk = axes
     limits = check_limits(
         is_causal, causal_offset, window, query_lengths, key_lengths, batch, n_q, n_kv
     )
@@ -335,4 +334,6 @@ def _flat_shape(shape: Shape, kept: int) -> Shape:
 
 def _flat(array: np.ndarray, kept: int) -> np.ndarray:
     """`array` in `_flat_shape`, as a view where its strides allow."""
+    if array.ndim <= kept + 1:
+        return array
     return array.reshape(_flat_shape(array.shape, kept))

@@ -29,8 +29,10 @@ def axes_of(shape: Shape, bshd: bool) -> Axes:
     return Axes(tuple(batch), n, heads, d) if bshd else Axes(tuple(batch), heads, n, d)
 
 
-def check_shapes(query: Shape, key: Shape, value: Shape, bshd: bool, enable_gqa: bool) -> None:
-    """Raise ValueError unless the three shapes fit together; nothing is ever broadcast."""
+def check_shapes(
+    query: Shape, key: Shape, value: Shape, bshd: bool, enable_gqa: bool
+) -> tuple[Axes, int]:
+    """Query's axes and n_kv; ValueError unless all shapes fit together, nothing is broadcast."""
     for name, shape in (("query", query), ("key", key), ("value", value)):
         if len(shape) < 2:
             raise ValueError(
@@ -46,14 +48,15 @@ def check_shapes(query: Shape, key: Shape, value: Shape, bshd: bool, enable_gqa:
                 f"give both the same axes, e.g. {shorter}[None]"
             )
     found = _mismatch(query, key, value, bshd, enable_gqa)
-    if found:
-        message, advice = found
-        repairs = [
-            repair
-            for repair, *repaired in _repairs(query, key, value, bshd)
-            if not _mismatch(*repaired, enable_gqa)
-        ]
-        raise ValueError(f"{message}; {' or '.join([advice, *repairs[:1]])}")
+    if found is None:
+        return axes_of(query, bshd), axes_of(key, bshd).n
+    message, advice = found
+    repairs = [
+        repair
+        for repair, *repaired in _repairs(query, key, value, bshd)
+        if not _mismatch(*repaired, enable_gqa)
+    ]
+    raise ValueError(f"{message}; {' or '.join([advice, *repairs[:1]])}")
 
 
 def _mismatch(
@@ -61,26 +64,28 @@ def _mismatch(
 ) -> tuple[str, str] | None:
     """The first thing that does not fit and what can be done about it, or None."""
     q, k, v = (axes_of(shape, bshd) for shape in (query, key, value))
-    query_key, key_value = f"(query {query}, key {key})", f"(key {key}, value {value})"
-    for name, axis, got, other, expected, shapes, advice in (
-        ("key", "batch", k.batch, "query", q.batch, query_key, _NO_BROADCAST),
-        ("value", "batch", v.batch, "key", k.batch, key_value, _NO_BROADCAST),
-        ("key", "d_qk", k.d, "query", q.d, query_key, "project one of them"),
-        ("value", "n_kv_heads", v.heads, "key", k.heads, key_value, "give both the same heads"),
-        ("value", "n_kv", v.n, "key", k.n, key_value, "give every key one value"),
+    for name, axis, got, other, expected, advice in (
+        ("key", "batch", k.batch, "query", q.batch, _NO_BROADCAST),
+        ("value", "batch", v.batch, "key", k.batch, _NO_BROADCAST),
+        ("key", "d_qk", k.d, "query", q.d, "project one of them"),
+        ("value", "n_kv_heads", v.heads, "key", k.heads, "give both the same heads"),
+        ("value", "n_kv", v.n, "key", k.n, "give every key one value"),
     ):
         if got != expected:
+            shapes = f"query {query}, key {key}" if name == "key" else f"key {key}, value {value}"
             got, expected = _unwrapped(got), _unwrapped(expected)
-            return f"{name}: {axis} is {got} but {other} has {axis} {expected} {shapes}", advice
+            return f"{name}: {axis} is {got} but {other} has {axis} {expected} ({shapes})", advice
     if q.heads == k.heads:
         return None
-    message = f"key: n_kv_heads is {k.heads} but query has n_heads {q.heads} {query_key}"
-    if k.heads == 0 or q.heads % k.heads:
-        return message, "n_heads must be n_kv_heads, or a multiple of it with enable_gqa=True"
-    if not enable_gqa:
-        group = q.heads // k.heads
-        return message, f"pass enable_gqa=True to share each key head among {group} query heads"
-    return None
+    divides = k.heads > 0 and q.heads % k.heads == 0
+    if enable_gqa and divides:
+        return None
+    return (
+        f"key: n_kv_heads is {k.heads} but query has n_heads {q.heads} (query {query}, key {key})",
+        f"pass enable_gqa=True to share each key head among {q.heads // k.heads} query heads"
+        if divides
+        else "n_heads must be n_kv_heads, or a multiple of it with enable_gqa=True",
+    )
 
 
 def _unwrapped(size: int | Shape) -> int | Shape:
