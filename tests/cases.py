@@ -1,0 +1,210 @@
+"""Inputs for the tests: problems of any shape, layout and mask, and ways to spoil what is hidden."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+import attn_engine
+from attn_engine import reference
+
+# Sizes at which a register tile or a block of keys of some tier begins, ends or has a rest.
+EDGES = (1, 2, 7, 8, 9, 15, 16, 17, 31, 33, 47, 48, 49, 63, 64, 65, 95, 97, 127, 128, 129, 257)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The arguments of one call of scaled_dot_product_attention."""
+
+    query: np.ndarray
+    key: np.ndarray
+    value: np.ndarray
+    options: dict[str, Any]
+
+    def run(self, **more):
+        """What the engine makes of it."""
+        return attn_engine.scaled_dot_product_attention(
+            self.query, self.key, self.value, **self.options, **more
+        )
+
+    def explain(self):
+        """How the engine would run it."""
+        return attn_engine.explain(self.query, self.key, self.value, **self.options)
+
+    def but(self, query=None, key=None, value=None, **options):
+        """The same problem with some arguments exchanged; an option of None is left out."""
+        options = {k: v for k, v in (self.options | options).items() if v is not None}
+        given = {"query": query, "key": key, "value": value}
+        return replace(self, options=options, **{k: v for k, v in given.items() if v is not None})
+
+    @property
+    def _layout(self):
+        return self.options.get("layout", "bhsd")
+
+    @property
+    def bshd(self):
+        return self._layout == "bshd" and self.query.ndim > 2
+
+    @property
+    def n_q(self):
+        return self.query.shape[-3 if self.bshd else -2]
+
+    @property
+    def n_kv(self):
+        return self.key.shape[-3 if self.bshd else -2]
+
+    def heads_first(self, x):
+        """A tensor of this problem's layout as (..., n_heads, n, d)."""
+        return np.swapaxes(x, -3, -2) if self.bshd else x
+
+    def in_bshd(self):
+        """The same problem in the other layout."""
+        tensors = (np.swapaxes(x, -3, -2).copy() for x in (self.query, self.key, self.value))
+        return Problem(*tensors, self.options | {"layout": "bshd"})
+
+    def rows(self, start, stop):
+        """The same problem for the queries from start to stop alone."""
+        index = (Ellipsis, slice(start, stop), *(slice(None),) * (2 if self.bshd else 1))
+        options = dict(self.options)
+        offset, query_lengths = options.get("causal_offset", 0), options.get("query_lengths")
+        if isinstance(offset, str):
+            keys = self.n_kv if options.get("key_lengths") is None else options["key_lengths"]
+            offset = np.subtract(keys, self.n_q if query_lengths is None else query_lengths)
+        options["causal_offset"] = np.add(offset, start)
+        if query_lengths is not None:
+            options["query_lengths"] = np.maximum(np.subtract(query_lengths, start), 0)
+        mask = options.get("attn_mask")
+        if mask is not None and mask.ndim > 1 and mask.shape[-2] > 1:
+            options["attn_mask"] = mask[..., start:stop, :]
+        return replace(self, query=self.query[index], options=options)
+
+    def visible(self):
+        """Which query sees which key, (..., n_heads, n_q, n_kv)."""
+        return self._scores_and_visible(np.asarray, np.float64)[1]
+
+    def sizes(self, dtype):
+        """What the error of each row scales with, (..., n_heads, n_q), over the keys it sees:
+        the largest |scale| sum|q_i k_ij| + |bias_ij|, and the largest |value|, if finite."""
+        _, visible = self._scores_and_visible(np.asarray, dtype)
+        scores, _ = self._scores_and_visible(np.abs, dtype)
+        n_heads = visible.shape[-3]
+        value = reference.one_per_head(self.value, n_heads, self._layout, dtype)
+        value = np.where(np.isfinite(value), np.abs(value), 0)
+        values = value.max(-1, initial=0)[..., None, :]
+        sizes = (np.where(visible & np.isfinite(x), x, 0) for x in (scores, values))
+        rows = [x.max(-1, initial=0) for x in sizes]
+        return [x[0] for x in rows] if self.query.ndim == 2 else rows
+
+    def _scores_and_visible(self, change, dtype):
+        """The reference's scores and visible keys, after a change of everything in a score."""
+        options = {k: v for k, v in self.options.items() if k != "layout"}
+        for name in {"scale", "attn_mask"} & options.keys():
+            options[name] = change(options[name])
+        query = reference.one_per_head(change(self.query), None, self._layout, dtype)
+        key = reference.one_per_head(change(self.key), query.shape[-3], self._layout, dtype)
+        with np.errstate(all="ignore"):
+            return reference.scores_and_visible(query, key, **options)
+
+
+def make_problem(
+    dtype,
+    *,
+    batch=(2,),
+    n_heads=4,
+    n_kv_heads=2,
+    n_q=5,
+    n_kv=23,
+    d_qk=16,
+    d_v=None,
+    seed=0,
+    **options,
+):
+    """Normal random tensors; ``n_heads=None`` makes rank 2, ``batch=()`` rank 3."""
+    rng = np.random.default_rng(seed)
+    heads = [()] * 2 if n_heads is None else [(*batch, n_heads), (*batch, n_kv_heads)]
+    shapes = (
+        (*heads[0], n_q, d_qk),
+        (*heads[1], n_kv, d_qk),
+        (*heads[1], n_kv, d_qk if d_v is None else d_v),
+    )
+    tensors = (rng.standard_normal(shape).astype(dtype) for shape in shapes)
+    if n_heads != n_kv_heads and n_heads is not None:
+        options["enable_gqa"] = True
+    return Problem(*tensors, options)
+
+
+def show_keys(dtype, n_q, n_kv, *, values=None, **options):
+    """One head, q = 0 and value j = j: the output is the mean index of the visible keys."""
+    values = np.arange(n_kv) if values is None else np.asarray(values)
+    zeros = np.zeros((n_q, 4), dtype), np.zeros((n_kv, 4), dtype)
+    return Problem(*zeros, values.astype(dtype)[:, None], options)
+
+
+def spoil_hidden(problem, bad):
+    """The problem with every key, value, query and mask slot that no result may read set to bad."""
+    visible = problem.visible()
+    n_kv_heads = problem.key.shape[1]
+    by_group = visible.reshape(len(visible), n_kv_heads, -1, problem.n_kv)
+    query, key, value = problem.query.copy(), problem.key.copy(), problem.value.copy()
+    query[~visible.any(-1)] = bad
+    key[~by_group.any(2)] = bad
+    value[~by_group.any(2)] = bad
+    spoiled = problem.but(query, key, value)
+    if "attn_mask" in problem.options:
+        return spoiled
+    # What flags, windows and lengths hide, an additive mask may fill with anything.
+    return spoiled.but(attn_mask=np.where(visible, np.float32(0), np.float32(bad)))
+
+
+def random_problem(dtype, seed):
+    """Any mix of rank, layout, sizes and masks in which some query sees some key."""
+    rng = np.random.default_rng(seed)
+
+    def maybe(make, share=0.3):
+        return make() if rng.random() < share else None
+
+    batch = [None, (), (2,), (3,), (2, 2)][rng.integers(5)]
+    group = int(rng.integers(1, 4))
+    n_kv_heads = 1 if batch is None else int(rng.integers(1, 3))
+    n_q, n_kv = (int(rng.choice([1, 3, 4, 5, 20, 33, 64, 100, 200])) for _ in range(2))
+    heads = () if batch is None else (*batch, n_kv_heads * group)
+
+    def lengths(n):
+        return rng.integers(0, n + 1, batch or ())
+
+    def mask():
+        shape = (*heads, n_q, n_kv)[rng.integers(len(heads) + 1) :]
+        shape = tuple(1 if rng.random() < 0.3 else n for n in shape)
+        keep, bias = rng.random(shape) < 0.7, 2 * rng.standard_normal(shape)
+        return [keep, bias, np.where(keep, bias, -np.inf).astype(np.float32)][rng.integers(3)]
+
+    def offset():
+        return ["bottom_right", int(rng.integers(-20, 20)), rng.integers(-9, 9, batch or ())][
+            rng.integers(3)
+        ]
+
+    def window():
+        return maybe(lambda: int(rng.integers(0, n_kv)), 0.7), maybe(lambda: int(rng.integers(9)))
+
+    problem = make_problem(
+        dtype,
+        batch=batch or (),
+        n_heads=None if batch is None else n_kv_heads * group,
+        n_kv_heads=n_kv_heads,
+        n_q=n_q,
+        n_kv=n_kv,
+        d_qk=int(rng.choice([1, 4, 16, 31, 64, 80])),
+        d_v=int(rng.choice([3, 4, 16, 31, 64, 80])),
+        seed=seed + 1000,
+    ).but(
+        attn_mask=maybe(mask),
+        is_causal=maybe(lambda: True),
+        causal_offset=maybe(offset),
+        window=maybe(window),
+        query_lengths=maybe(lambda: lengths(n_q)),
+        key_lengths=maybe(lambda: lengths(n_kv)),
+        scale=maybe(lambda: float(rng.standard_normal())),
+    )
+    if not problem.visible().any():
+        return random_problem(dtype, seed + 100)
+    return problem.in_bshd() if batch is not None and rng.random() < 0.4 else problem

@@ -1,0 +1,49 @@
+"""Every tier this CPU runs, every dtype and both kernels as fixtures; the errors seen, at the end."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from oracle import worst
+
+import attn_engine
+from attn_engine import _core
+
+DTYPES = {"f32": np.float32, "f64": np.float64, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
+KERNELS = {
+    "decode": 2,
+    "prefill": 70,
+}  # n_q that picks each; test_invariance.py checks that it does
+
+
+@pytest.fixture(params=_core.supported_isas())
+def isa(request):
+    """The tier that runs the test; the one before is restored."""
+    before = attn_engine.get_isa()
+    attn_engine.set_isa(request.param)
+    yield request.param
+    attn_engine.set_isa(before)
+
+
+@pytest.fixture(params=DTYPES.values(), ids=DTYPES)
+def dtype(request):
+    """A storage type."""
+    return np.dtype(request.param)
+
+
+@pytest.fixture(params=KERNELS.values(), ids=KERNELS)
+def n_q(request):
+    """A number of queries for each of the two kernels."""
+    return request.param
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Print the worst error of every variant as a share of its bound."""
+    if not worst:
+        return
+    terminalreporter.section("worst error as a share of its bound")
+    terminalreporter.line(
+        f"{'dtype tier kernel':28}{'calls':>8}{'output':>9}{'weights':>9}{'lse':>9}"
+    )
+    for variant, record in sorted(worst.items()):
+        shares = "".join(f"{record[name]:9.3f}" for name in ("output", "weights", "lse"))
+        terminalreporter.line(f"{' '.join(variant):28}{record['calls']:8}{shares}")

@@ -1,0 +1,138 @@
+"""The judge of every number: the reference on the same inputs, and a bound derived from rounding.
+
+With u the unit roundoff of the compute type, an output may be off by
+(8 + 4 A + n_acc) u max|V visible|, where
+
+* A, the largest |scale| sum|q_i k_ij| + |bias_ij| of a visible key j, is the size of what is summed
+  into a score, so 4 A u covers a score and the maximum that is subtracted from it;
+* n_acc is the longest chain of additions of weights or of weighted values. It is set here and not
+  asked of the engine, so that an engine with longer chains fails: at most CHAIN keys to a block,
+  and one more addition for each block of at least SMALLEST_BLOCK keys;
+* 8 is for the exponential, the rescaling and the division, each right to an ulp or two.
+
+The same factor times u bounds lse absolutely and a weight relatively. A 16-bit result is rounded
+once more: half an ulp of its own, and in all at most 0.51 ulp of max|V visible| where A <= 2^8.
+float32 and the 16-bit types are judged in float64; float64 in long double, on a sample of rows
+where that would take long.
+"""
+
+from collections import defaultdict
+
+import ml_dtypes
+import numpy as np
+
+import attn_engine
+from attn_engine import reference
+
+CHAIN = 512
+SMALLEST_BLOCK = 64
+LONG_DOUBLE_WORK = 4_000_000  # multiply-adds in long double for one call, some 30 ms
+SMALL_A = 2.0**8
+
+# The worst share of the bound used so far by (dtype, tier, kernel); conftest.py prints it.
+worst = defaultdict(lambda: {"calls": 0, "output": 0.0, "weights": 0.0, "lse": 0.0})
+
+
+def compute_type(dtype):
+    """The NumPy type that a storage type is computed in."""
+    return np.float64 if dtype == np.float64 else np.float32
+
+
+def assert_accurate(problem):
+    """Run a problem with and without weights: the same bits, and the reference's numbers."""
+    result = problem.run(return_weights=True, return_lse=True)
+    assert_same_bits(problem.run(), result.output)
+    _assert_informative(problem.heads_first(result.output), result.lse)
+    for start, stop in _sampled_rows(problem):
+        _judge(
+            problem.rows(start, stop),
+            problem.heads_first(result.output)[..., start:stop, :],
+            result.weights[..., start:stop, :],
+            result.lse[..., start:stop],
+        )
+    return result
+
+
+def assert_same_bits(actual, expected):
+    """Equal in dtype, shape and every bit; any NaN equals any other."""
+    actual, expected = np.asarray(actual), np.asarray(expected)
+    assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape)
+    bits = [np.ascontiguousarray(x).view(f"u{x.dtype.itemsize}") for x in (actual, expected)]
+    same = (bits[0] == bits[1]) | (np.isnan(actual) & np.isnan(expected))
+    if not same.all():
+        where = tuple(int(i) for i in np.argwhere(~same)[0])
+        raise AssertionError(
+            f"{np.count_nonzero(~same)} of {same.size} numbers differ in shape {same.shape}, first at "
+            f"{where}: {actual[where]!r} is not {expected[where]!r}"
+        )
+
+
+def ulp(x, dtype):
+    """Distance of the numbers of a type around |x|."""
+    info = ml_dtypes.finfo(dtype)
+    exponent = np.frexp(np.abs(x))[1] - 1
+    return np.ldexp(1.0, np.maximum(exponent, info.minexp) - info.nmant)
+
+
+def _assert_informative(output, lse):
+    """Rows that see a key must hold varied numbers, or agreement would mean nothing."""
+    rows = output[lse != -np.inf].astype(np.float64)
+    rows = rows[np.isfinite(rows)]
+    assert np.count_nonzero(rows) > 0.9 * rows.size
+    assert rows.size == 1 or np.ptp(rows) > 0
+
+
+def _sampled_rows(problem):
+    """Ranges of queries to judge: all, or three short ones where long double would be slow."""
+    d_qk, d_v = problem.query.shape[-1], problem.value.shape[-1]
+    work = problem.query.size // max(d_qk, 1) * problem.n_kv * (d_qk + d_v)
+    if problem.query.dtype != np.float64 or work <= LONG_DOUBLE_WORK:
+        return [(0, problem.n_q)]
+    length = max(1, problem.n_q * LONG_DOUBLE_WORK // (3 * work))
+    starts = (0, (problem.n_q - length) // 2, problem.n_q - length)
+    return [(start, start + length) for start in starts]
+
+
+def _judge(problem, output, weights, lse):
+    """Compare one run of rows with the truth and record the worst share of the bound used."""
+    dtype = problem.query.dtype
+    precise = np.longdouble if dtype == np.float64 else np.float64
+    truth = reference.scaled_dot_product_attention(
+        problem.query, problem.key, problem.value, dtype=precise, **problem.options
+    )
+    A, largest_value = problem.sizes(precise)
+    n_kv = truth.weights.shape[-1]
+    compute = np.finfo(compute_type(dtype))
+    relative = compute.eps / 2 * (8 + 4 * A + min(n_kv, CHAIN) + -(-n_kv // SMALLEST_BLOCK))
+    expected = {
+        "output": problem.heads_first(truth.output),
+        "weights": truth.weights,
+        "lse": truth.lse,
+    }
+    bound = {
+        "output": (relative * largest_value)[..., None],
+        "weights": relative[..., None] * truth.weights + 4 * compute.tiny,  # or flushed to 0
+        "lse": relative,
+    }
+    if dtype.itemsize == 2:
+        most = np.where(A <= SMALL_A, 0.51 * ulp(largest_value, dtype), np.inf)[..., None]
+        bound["output"] = np.minimum(bound["output"] + ulp(expected["output"], dtype) / 2, most)
+        bound["weights"] += ulp(truth.weights, dtype) / 2
+    record = worst[dtype.name, attn_engine.get_isa(), problem.explain()["kernel"]]
+    record["calls"] += 1
+    for name, actual in (("output", output), ("weights", weights), ("lse", lse)):
+        share = _worst_share(actual, expected[name], bound[name])
+        record[name] = max(record[name], share)
+        assert share <= 1, f"{name}: error is {share:.3g} times its bound"
+
+
+def _worst_share(actual, expected, bound):
+    """Largest error as a share of its bound; a NaN in exactly one of the two fails at once."""
+    assert actual.shape == expected.shape
+    actual = actual.astype(expected.dtype)
+    nan = np.isnan(expected)
+    assert (np.isnan(actual) == nan).all(), "NaN in exactly one of the two"
+    agree = (actual == expected) | nan
+    with np.errstate(all="ignore"):
+        share = np.where(agree, 0, np.abs(actual - expected) / bound)
+    return float(share.max(initial=0))
