@@ -89,12 +89,12 @@ INLINE vec dense_load(const dense *m, int64_t i, int64_t j, int n) {
 }
 
 /* score + bias. Scores are in log2 units, where a finite bias may overflow (its lowest value is the
- * commonest mask there is): the sum is clamped, so that -inf alone hides. NaN and +inf pass through. */
+ * commonest mask there is), so the bias is clamped: -inf alone hides. NaN and +inf pass through. */
 INLINE vec dense_apply(vec s, vec bias) {
-    vec sum = v_fma(bias, v_set1(LOG2E), s);
-    sum = v_max(v_set1(-REAL_MAX), v_min(v_set1(REAL_MAX), sum));
-    sum = v_select(v_eq(bias, v_set1(REAL_INF)), bias, sum);
-    return v_select(v_eq(bias, v_set1(-REAL_INF)), bias, sum);
+    vec b = v_mul(bias, v_set1(LOG2E));
+    b = v_max(v_set1(-REAL_MAX / 2), v_min(v_set1(REAL_MAX / 2), b));
+    b = v_select(v_eq(bias, v_set1(REAL_INF)), bias, b);
+    return v_select(v_eq(bias, v_set1(-REAL_INF)), bias, v_add(s, b));
 }
 
 #endif
