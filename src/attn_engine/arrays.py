@@ -61,7 +61,10 @@ def _from_dlpack(name: str, tensor: Any) -> np.ndarray:
     try:
         buffer, dtype = _core.dlpack(tensor)
     except (RuntimeError, ValueError, BufferError, TypeError) as error:
-        raise TypeError(f"{name}: {type(tensor).__name__} cannot be read; {error}") from error
+        kind = type(tensor).__name__
+        raise TypeError(
+            f"{name}: this {kind} cannot be read ({error}); pass a dense one of a NumPy dtype"
+        ) from error
     array = np.asarray(buffer)
     return array.view(_bfloat16(name)) if dtype == "bfloat16" else array
 

@@ -321,7 +321,7 @@ def self_attention(
         (W_q, W_k, W_v),
         num_heads,
         num_kv_heads,
-        attn_mask=attn_mask,
+        attn_mask,
         is_causal=is_causal,
         scale=scale,
         causal_offset=causal_offset,

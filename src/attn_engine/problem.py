@@ -89,7 +89,7 @@ def plain_attention(
         scale = 1.0 / sqrt(q_shape[-1])
     elif type(scale) is not float or not -_MAX_SCALE <= scale <= _MAX_SCALE:
         return None
-    if is_causal is not False and is_causal is not True:
+    if type(is_causal) is not bool or type(enable_gqa) is not bool:
         return None
     out = _empty(q_shape if same else q_shape[:-1] + v_shape[-1:], dtype)
     right = 0 if is_causal else UNBOUNDED
@@ -99,14 +99,14 @@ def plain_attention(
     )  # fmt: skip
 
 
-def _plainly_fit(query: Shape, key: Shape, value: Shape, enable_gqa: Any) -> bool:
+def _plainly_fit(query: Shape, key: Shape, value: Shape, enable_gqa: bool) -> bool:
     """Whether unequal shapes are fine in layout bhsd; False may also mean too unusual to tell."""
     if key[:-1] != value[:-1] or len(key) != len(query) or key[-1] != query[-1]:
         return False
     if key[:-2] == query[:-2]:
         return True
     return (
-        enable_gqa is True
+        enable_gqa
         and len(query) > 2
         and key[:-3] == query[:-3]
         and key[-3] > 0
@@ -202,59 +202,67 @@ def softmax(scores: Any, mask: Any, lengths: Any, axis: Any, out: Any, threads: 
 
 
 def self_attention(
-    x: Any, weights: tuple[Any, Any, Any], num_heads: Any, num_kv_heads: Any, **options: Any
+    x: Any,
+    weights: tuple[Any, Any, Any],
+    num_heads: Any,
+    num_kv_heads: Any,
+    attn_mask: Any,
+    **options: Any,
 ) -> tuple[Problem, list[tuple[np.ndarray, np.ndarray, np.ndarray]], np.dtype]:
     """The problem, the products (left, right, where to) to fill it with, and the result's dtype.
 
     Room for the projections is made first, so that everything is checked before any is computed.
     """
-    x, weights = _projections(x, weights)
-    n_heads = check_count("num_heads", num_heads)
-    n_kv_heads = n_heads if num_kv_heads is None else check_count("num_kv_heads", num_kv_heads)
-    dtype, compute = native(x.dtype), compute_type(x.dtype)
-    x = x.astype(compute, copy=False)
-    per_head, products = [], []
-    for name, weight, heads in zip(
-        ("W_q", "W_k", "W_v"), weights, (n_heads, n_kv_heads, n_kv_heads), strict=True
-    ):
-        columns = weight.shape[1]
-        if columns % heads:
-            raise ValueError(f"{name}: {columns} columns do not split into {heads} heads")
-        projected = np.empty((*x.shape[:-1], columns), compute)
-        per_head.append(projected.reshape(*x.shape[:-1], heads, columns // heads))
-        products.append((x, weight.astype(compute, copy=False), projected))
-    mask = options.pop("attn_mask")
-    if mask is not None and n_heads == 1:
-        mask = as_mask("attn_mask", mask)
-        if mask.ndim == x.ndim > 2:  # (..., n, n), as the weights of one head are returned
-            mask = mask[..., None, :, :]
-    call = attention(
-        *per_head, mask, enable_gqa=True, layout="bshd", return_weights=True, **options
-    )
-    output = call.output.reshape(*x.shape[:-1], n_heads * call.output.shape[-1])
-    visible = call.weights[..., 0, :, :] if n_heads == 1 else call.weights
-    return call._replace(output=output, weights=visible), products, dtype
-
-
-def _projections(x: Any, weights: tuple[Any, Any, Any]) -> tuple[np.ndarray, list[np.ndarray]]:
-    """x and the matrices it is to be multiplied with, of one dtype and fitting shapes."""
     x = as_floats("x", x)
     if x.ndim < 2:
         raise ValueError(f"x: shape {x.shape}, expected at least 2 axes (n, d_model)")
-    checked = []
-    for name, weight in zip(("W_q", "W_k", "W_v"), weights, strict=True):
-        weight = as_floats(name, weight)
-        check_same_dtype(name, weight, "x", x)
-        if weight.ndim != 2:
-            raise ValueError(f"{name}: shape {weight.shape}, expected 2 axes (d_model, columns)")
-        if weight.shape[0] != x.shape[-1]:
-            advice = f"use {name}.T" if weight.shape[1] == x.shape[-1] else "project one of them"
-            raise ValueError(
-                f"{name}: d_model is {weight.shape[0]} but x has d_model {x.shape[-1]} "
-                f"(x {x.shape}, {name} {weight.shape}); {advice}"
-            )
-        checked.append(weight)
-    return x, checked
+    n_heads = check_count("num_heads", num_heads)
+    n_kv_heads = n_heads if num_kv_heads is None else check_count("num_kv_heads", num_kv_heads)
+    if n_heads % n_kv_heads:
+        raise ValueError(
+            f"num_kv_heads: {n_kv_heads} does not divide num_heads, which is {n_heads}"
+        )
+    rows, compute = x.shape[:-1], compute_type(x.dtype)
+    left = x.astype(compute, copy=False)
+    products, tensors = [], []
+    for name, weight, heads in zip(
+        ("W_q", "W_k", "W_v"), weights, (n_heads, n_kv_heads, n_kv_heads), strict=True
+    ):
+        weight = _projection(name, weight, x, heads)
+        room = np.empty((*rows, weight.shape[1]), compute)
+        products.append((left, weight.astype(compute, copy=False), room))
+        tensors.append(room.reshape(*rows, heads, weight.shape[1] // heads))
+    d_q, d_k, d_v = (tensor.shape[-1] for tensor in tensors)
+    if d_q != d_k:
+        raise ValueError(f"W_k: {n_kv_heads} heads of d_qk {d_k}, but W_q has {n_heads} of {d_q}")
+    if attn_mask is not None and n_heads == 1:
+        attn_mask = as_mask("attn_mask", attn_mask)
+        if attn_mask.ndim == x.ndim > 2:  # (..., n, n), like the weights of one head
+            attn_mask = attn_mask[..., None, :, :]
+    call = attention(
+        *tensors, attn_mask, enable_gqa=True, layout="bshd", return_weights=True, **options
+    )
+    output = call.output.reshape(*rows, n_heads * d_v)
+    visible = call.weights[..., 0, :, :] if n_heads == 1 else call.weights
+    return call._replace(output=output, weights=visible), products, native(x.dtype)
+
+
+def _projection(name: str, weight: Any, x: np.ndarray, heads: int) -> np.ndarray:
+    """A matrix that x can be multiplied with, its columns split into heads."""
+    weight = as_floats(name, weight)
+    check_same_dtype(name, weight, "x", x)
+    if weight.ndim != 2:
+        raise ValueError(f"{name}: shape {weight.shape}, expected 2 axes (d_model, heads * d)")
+    d_model, columns = weight.shape
+    if d_model != x.shape[-1]:
+        advice = f"use {name}.T" if columns == x.shape[-1] else "project one of them"
+        raise ValueError(
+            f"{name}: d_model is {d_model} but x has d_model {x.shape[-1]} "
+            f"(x {x.shape}, {name} {weight.shape}); {advice}"
+        )
+    if columns % heads:
+        raise ValueError(f"{name}: {columns} columns do not split into {heads} heads")
+    return weight
 
 
 def _tensors(query: Any, key: Any, value: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -56,7 +56,7 @@ def check_shapes(
         for repair, *repaired in _repairs(query, key, value, bshd)
         if not _mismatch(*repaired, enable_gqa)
     ]
-    raise ValueError(f"{message}; {' or '.join([advice, *repairs[:1]])}")
+    raise ValueError(f"{message}; {', or '.join([advice, *repairs[:1]])}")
 
 
 def _mismatch(
