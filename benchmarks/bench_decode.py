@@ -5,8 +5,8 @@ Run it by `pytest benchmarks/bench_decode.py --benchmark-json decode.json`.
 
 import pytest
 
+from attn_engine import get_num_threads
 from attn_engine.bench.cases import Case
-from attn_engine.bench.compare import usable_cores
 
 pytestmark = pytest.mark.benchmark(max_time=0.3, min_rounds=3)
 
@@ -36,7 +36,7 @@ def test_dtype(run, dtype):
     run(step(8192, dtype=dtype))
 
 
-@pytest.mark.parametrize("threads", sorted({1, 2, usable_cores()}))
+@pytest.mark.parametrize("threads", sorted({1, 2, get_num_threads()}))
 @pytest.mark.parametrize("n_kv", [1024, 32768])
 def test_threads(run, n_kv, threads):
     run(step(n_kv), threads)

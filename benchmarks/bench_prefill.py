@@ -7,8 +7,8 @@ Run it by `pytest benchmarks/bench_prefill.py --benchmark-json prefill.json`.
 
 import pytest
 
+from attn_engine import get_num_threads
 from attn_engine.bench.cases import Case
-from attn_engine.bench.compare import usable_cores
 
 pytestmark = pytest.mark.benchmark(max_time=0.3, min_rounds=3)
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
@@ -32,7 +32,7 @@ def test_dtype(run, n, dtype):
     run(square(n, 64, dtype=dtype))
 
 
-@pytest.mark.parametrize("threads", sorted({1, 2, usable_cores()}))
+@pytest.mark.parametrize("threads", sorted({1, 2, get_num_threads()}))
 @pytest.mark.parametrize("n", [256, 1024, 4096])
 def test_threads(run, n, threads):
     run(square(n, 64), threads)

@@ -2,10 +2,9 @@
 
 import pytest
 
-from attn_engine import get_isa
+from attn_engine import get_isa, get_num_threads
 from attn_engine.bench.cases import make_inputs
 from attn_engine.bench.check import TOLERANCE, largest_error
-from attn_engine.bench.compare import usable_cores
 from attn_engine.bench.contenders import CONTENDERS, ENGINE
 
 
@@ -18,7 +17,7 @@ def run(benchmark):
     """
 
     def run_case(case, threads=None):
-        threads = threads or usable_cores()
+        threads = threads or get_num_threads()
         inputs = make_inputs(case)
         call = CONTENDERS[ENGINE].prepare(case, inputs, threads)
         assert largest_error(case, inputs, call()) < TOLERANCE[case.dtype]

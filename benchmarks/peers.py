@@ -23,8 +23,9 @@ import math
 import shlex
 import sys
 
+from attn_engine import get_num_threads
 from attn_engine.bench.cases import CASES
-from attn_engine.bench.compare import Comparison, Team, machine, report, usable_cores
+from attn_engine.bench.compare import Comparison, Team, machine, report
 from attn_engine.bench.contenders import CONTENDERS, ENGINE
 
 
@@ -61,7 +62,9 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--threads", type=int, default=usable_cores(), help="for every contender")
+    parser.add_argument(
+        "--threads", type=int, default=get_num_threads(), help="for every contender"
+    )
     parser.add_argument("--only", default="*", help="patterns of case names, with commas")
     parser.add_argument("--seconds", type=float, default=0.6, help="for each contender and case")
     parser.add_argument("--contenders", default=",".join(CONTENDERS), help="names, with commas")
@@ -76,7 +79,8 @@ def parse_arguments() -> argparse.Namespace:
 def print_head(team: Team, product) -> None:
     """The machine, who is missing, and the columns."""
     facts = machine()
-    print(f"{facts['cpu']}, {facts['cores']} cores, tier {facts['tier']}, {team.threads} threads")
+    cores, tier = facts["threads"]["affinity"], facts["isa"]["selected"]
+    print(f"{facts['cpu']}, {cores} cores, tier {tier}, {team.threads} threads")
     print(", ".join(f"{name} {version}" for name, version in team.versions.items()))
     for name, reason in team.missing.items():
         print(f"not there: {name} ({reason})")

@@ -170,7 +170,7 @@ def test_quick_demo_runs_and_its_json_is_right(tmp_path):
     assert "Heat map" in run.stdout
     result = json.loads(path.read_text(encoding="utf-8"))
     assert result["threads"] == 1
-    assert result["machine"]["tier"] == attn_engine.get_isa()
+    assert result["machine"]["isa"]["selected"] == attn_engine.get_isa()
     assert result["versions"]["attn_engine"] == attn_engine.__version__
     np.testing.assert_allclose(
         result["sentence"]["weights"][2], [0.02, 0.20, 0.05, 0.55, 0.18], atol=0.005

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
+from . import get_num_threads, show_config
+
 FORMULA_TOLERANCE = 1e-12  # the sentence is float64
 
 
@@ -52,30 +54,30 @@ def make_parser() -> Parser:
         "--json", type=writable_file, metavar="FILE", help="write the results there too"
     )
     demo.add_argument("--quick", action="store_true", help="short lengths only")
-    demo.add_argument("--threads", type=positive, metavar="N", help="default: all usable cores")
+    demo.add_argument(
+        "--threads", type=positive, metavar="N", help="default: what the library takes"
+    )
     demo.set_defaults(run=run_demo)
     return parser
 
 
 def run_info(options: argparse.Namespace) -> int:
     """``attn-engine info``."""
-    from attn_engine import show_config
-
     show_config()
     return 0
 
 
 def run_demo(options: argparse.Namespace) -> int:
     """``attn-engine demo``."""
-    from attn_engine.bench.compare import Team, report, usable_cores
-    from attn_engine.bench.contenders import CONTENDERS, ENGINE
-    from attn_engine.demo import print_sentence, worked_sentence
-    from attn_engine.demo_sweep import print_sweep, sweep
+    from .bench.compare import Team, report
+    from .bench.contenders import CONTENDERS, ENGINE
+    from .demo import print_sentence, worked_sentence
+    from .demo_sweep import print_sweep, sweep
 
     steps = worked_sentence()
     print_sentence(steps)
     sys.stdout.flush()
-    with Team(CONTENDERS, options.threads or usable_cores()) as team:
+    with Team(CONTENDERS, options.threads or get_num_threads()) as team:
         comparisons, left_out = sweep(team, quick=options.quick)
         print_sweep(team, comparisons, left_out)
         if options.json:

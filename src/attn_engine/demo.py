@@ -10,6 +10,8 @@ import sys
 
 import numpy as np
 
+from . import self_attention
+
 TOKENS = ("The", "student", "studies", "deep learning", "carefully")
 QUERY = TOKENS.index("studies")  # the token whose attention is followed in detail
 X = np.vstack([np.zeros(4), np.eye(4)])  # "The" says nothing, each other token has its own axis
@@ -40,8 +42,6 @@ def worked_sentence() -> dict:
         (5, 4: those of "studies") as arrays; `tokens`; `query`; `ranking` of (token, weight); and
         `formula_difference`, how far the engine is from the softmax formula at most.
     """
-    from attn_engine import self_attention
-
     output, weights = self_attention(X, W_Q, W_K, W_V)
     queries, keys, values = X @ W_Q, X @ W_K, X @ W_V
     raw_scores = queries @ keys.T

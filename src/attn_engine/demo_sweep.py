@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from attn_engine.bench.cases import Case
-from attn_engine.bench.compare import ROUNDS, Comparison, Team
-from attn_engine.bench.contenders import ENGINE
+from .bench.cases import Case
+from .bench.compare import ROUNDS, Comparison, Team
+from .bench.contenders import ENGINE
 
 LENGTHS = (128, 256, 512, 1024, 2048, 4096)
 QUICK_LENGTHS = (128, 256, 512)

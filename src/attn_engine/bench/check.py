@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from attn_engine import reference
-from attn_engine.bench.cases import Case, Inputs
+from .. import reference
+from .cases import Case, Inputs
 
 # Largest error allowed, as a share of the largest right value; every contender must meet it.
 TOLERANCE = {"float64": 1e-6, "float32": 1e-5, "float16": 2e-3, "bfloat16": 1.6e-2}

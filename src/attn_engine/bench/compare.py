@@ -18,8 +18,9 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Self
 
-from attn_engine.bench.cases import Case
-from attn_engine.bench.contenders import ENGINE
+from .. import show_config
+from .cases import Case
+from .contenders import ENGINE
 
 METERS = ("torch", "numpy")  # whose products measure the machine: no one BLAS is best everywhere
 ROUNDS = 6
@@ -258,23 +259,8 @@ def report(team: Team, comparisons: Iterable[Comparison], command: str) -> dict:
 
 
 def machine() -> dict:
-    """CPU, cores this process may use, system, Python, and the tier attn_engine chose."""
-    from attn_engine import get_isa
-
-    return {
-        "cpu": _cpu_model(),
-        "cores": usable_cores(),
-        "system": platform.platform(),
-        "python": platform.python_version(),
-        "tier": get_isa(),
-    }
-
-
-def usable_cores() -> int:
-    """Cores this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """The CPU, and what `attn_engine.show_config` says of the system and the engine."""
+    return {"cpu": _cpu_model()} | show_config("dicts")
 
 
 def _cpu_model() -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attn_engine.bench.cases import Case, Inputs, dense_mask
+from .cases import Case, Inputs, dense_mask
 
 ENGINE = "attn_engine"
 SCORE_BYTES = 1 << 30  # the largest array of scores that NumPy's formula may build
@@ -24,7 +24,7 @@ class Unsupported(Exception):
 
 def prepare_attn_engine(case: Case, inputs: Inputs, threads: int) -> Callable:
     """This package."""
-    from attn_engine import scaled_dot_product_attention
+    from .. import scaled_dot_product_attention
 
     query, key, value, attn_mask, key_lengths = inputs
     options = {

@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from attn_engine.bench.cases import Case, make_inputs
-from attn_engine.bench.check import TOLERANCE, largest_error
-from attn_engine.bench.contenders import Contender, Unsupported, find_contender
+from .cases import Case, make_inputs
+from .check import TOLERANCE, largest_error
+from .contenders import Contender, Unsupported, find_contender
 
 SHORTEST = 1e-4  # seconds that the clock measures well: faster calls are timed in bundles
 PRODUCT_N = 2048
