@@ -43,7 +43,7 @@ RANKS_AND_SHAPES = {
         {"query": ones(2, 3, 8, 10, 16)} | several(ones(2, 4, 8, 12, 16), ones(2, 4, 8, 12, 6)),
         "key: batch is (2, 4) but query has batch (2, 3)",
     ),
-    "d_qk": ({"key": ones(2, 8, 12, 8)}, "key: d_qk is 8 but query has d_qk 16 "
+    "d_qk": ({"key": ones(2, 8, 12, 8)}, "key: d_qk is 8 but query has d_qk 16",
         "(query (2, 8, 10, 16), key (2, 8, 12, 8)); project one of them"),
     "key transposed": ({"key": ones(2, 8, 16, 12)},
         "key: d_qk is 12 but query has d_qk 16", "key.swapaxes(-1, -2)"),
@@ -124,7 +124,7 @@ MASK_KINDS = {
 }  # fmt: skip
 
 MASK_SHAPES = {
-    "n_kv": ({"attn_mask": ones(10, 11) > 0}, "attn_mask: n_kv is 11 but scores have n_kv 12 "
+    "n_kv": ({"attn_mask": ones(10, 11) > 0}, "attn_mask: n_kv is 11 but scores have n_kv 12",
         "(attn_mask (10, 11), scores (2, 8, 10, 12))"),
     "n_q": ({"attn_mask": ones(9, 12)}, "attn_mask: n_q is 9 but scores have n_q 10"),
     "n_heads": ({"attn_mask": ones(4, 10, 12)},
