@@ -156,6 +156,7 @@ WRONG_VALUES = {
     "scale NaN": ({"scale": np.nan}, "scale: got nan", "finite"),
     "scale inf": ({"scale": -np.inf}, "scale: got -inf", "finite"),
     "scale too large for float32": ({"scale": 1e300}, "scale: got 1e+300", "finite in float32"),
+    "scale float32 inf": ({"scale": np.float32(np.inf)}, "scale: got", "finite"),
     "scale too large for any": ({"scale": 10**400}, "scale: got", "finite"),
     "causal_offset word": ({"causal_offset": "top"}, "causal_offset: got 'top'", '"bottom_right"'),
     "causal_offset shape": ({"causal_offset": [1, 2, 3]},
@@ -297,6 +298,9 @@ def test_valid_arguments_raise_nothing():
     """What the broken calls above differ from."""
     assert scaled_dot_product_attention(QUERY, KEY, VALUE).shape == OUT_SHAPE
     assert scaled_dot_product_attention(**ONE_HEAD).shape == (4, 5)
+    assert scaled_dot_product_attention(*np.ones((3, 4, 5)), scale=np.float32(2)).shape == (4, 5)
+    empty = np.full((0, 4, 5), 7.0)
+    assert scaled_dot_product_attention(empty, empty, empty, out=empty.copy()).shape == (0, 4, 5)
     mask = np.bool_(QUERY[..., :12] > 0)
     options = {
         "attn_mask": mask,

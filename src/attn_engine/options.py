@@ -5,7 +5,7 @@ a wrong kind, ValueError for a wrong value or shape.
 """
 
 import operator
-from math import sqrt
+from math import inf, sqrt
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -90,11 +90,15 @@ def check_scale(scale: Any, d_qk: int, compute: np.dtype) -> float:
         raise TypeError(
             f"scale: got {_shown(scale)}, expected a real number or None for 1/sqrt(d_qk)"
         )
-    if not abs(scale) <= LARGEST[compute]:
+    try:
+        value = float(scale)
+    except OverflowError:  # an integer beyond any float
+        value = inf
+    if not abs(value) <= LARGEST[compute]:
         raise ValueError(
             f"scale: got {_shown(scale)}, expected a number that is finite in {compute}"
         )
-    return float(scale)
+    return value
 
 
 class Limits(NamedTuple):

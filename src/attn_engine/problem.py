@@ -316,7 +316,8 @@ def _check_out(
         raise ValueError(f"out: dtype {out.dtype}, expected {dtype} in native byte order")
     if not out.flags.writeable:
         raise ValueError("out: the array is read-only, expected one that can be written")
-    if any(stride == 0 and n > 1 for n, stride in zip(out.shape, out.strides, strict=True)):
+    repeated = (stride == 0 and n > 1 for n, stride in zip(out.shape, out.strides, strict=True))
+    if out.size and any(repeated):
         raise ValueError("out: its elements share memory (a broadcast view); pass a real array")
     for name, array in inputs.items():
         if array is not None and overlap(out, array):
