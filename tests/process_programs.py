@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import numpy as np
+from numpy.testing import assert_array_equal
 
 
 def attend(*args, **options):
@@ -73,7 +74,7 @@ def fork_again_and_again(cycles):
     expected = attend(*args, num_threads=1)
 
     def check():
-        np.testing.assert_array_equal(attend(*args, num_threads=3), expected)
+        assert_array_equal(attend(*args, num_threads=3), expected)
 
     for _ in range(cycles):
         check()
@@ -88,7 +89,7 @@ def fork_while_threads_compute(forks):
     stop = threading.Event()
 
     def check():
-        np.testing.assert_array_equal(attend(*args, num_threads=2), expected)
+        assert_array_equal(attend(*args, num_threads=2), expected)
 
     def keep_checking():
         while not stop.is_set():
@@ -113,7 +114,7 @@ def fork_pool(processes):
     expected = [attend_to_seed(seed) for seed in range(16)]
     with multiprocessing.get_context("fork").Pool(processes) as pool:
         outputs = pool.map_async(attend_to_seed, range(16)).get(timeout=60)
-    np.testing.assert_array_equal(outputs, expected)
+    assert_array_equal(outputs, expected)
 
 
 # Signals
@@ -168,7 +169,20 @@ def interrupt(kind, threads):
             attend(*long_call, num_threads=threads)
         elapsed = time.perf_counter() - sent[0]
         assert elapsed < 0.2, f"{elapsed:.3f} s from the signal to the exception"
-        np.testing.assert_array_equal(attend(*args, num_threads=threads), expected)
+        assert_array_equal(attend(*args, num_threads=threads), expected)
+
+
+def interrupt_while_one_thread_is_left(trials):
+    """One of two threads is soon done; often enough it is the calling one."""
+    call = call_that_takes(30, "one query block", 1)
+    query, key, value = (np.broadcast_to(x, (2, *x.shape[1:])) for x in call)
+    lengths = [key.shape[2] // 400, key.shape[2]]
+    for trial in range(trials):
+        sent = signal_after(0.25, signal.SIGINT)
+        with raises(KeyboardInterrupt):
+            attend(query, key, value, key_lengths=lengths[:: (-1) ** trial], num_threads=2)
+        elapsed = time.perf_counter() - sent[0]
+        assert elapsed < 0.2, f"{elapsed:.3f} s from the signal to the exception"
 
 
 def interrupt_main_while_a_thread_computes():
@@ -180,7 +194,7 @@ def interrupt_main_while_a_thread_computes():
             time.sleep(60)
         assert not future.done(), "the call ended before the signal, so this would show nothing"
         output = future.result(timeout=60)
-    np.testing.assert_array_equal(output, 1)  # the mean of ones
+    assert_array_equal(output, 1)  # the mean of ones
 
 
 class Stop(Exception):
@@ -202,7 +216,7 @@ def handle_signal(raising):
         with raises(Stop):
             attend(*args, num_threads=2)
     else:
-        np.testing.assert_array_equal(attend(*args, num_threads=2), 1)
+        assert_array_equal(attend(*args, num_threads=2), 1)
     assert len(handled) == 1
     assert handled[0] - sent[0] < 0.2
 
@@ -219,7 +233,7 @@ def call_from_many_threads(callers, rounds, num_threads):
         barrier.wait()
         for _ in range(rounds):
             output = attend(*problems[i], num_threads=num_threads)
-            np.testing.assert_array_equal(output, expected[i])
+            assert_array_equal(output, expected[i])
 
     with ThreadPoolExecutor(callers) as pool:
         list(pool.map(call, range(callers)))
@@ -240,7 +254,7 @@ def decode_with_1_to_64_threads(n_kv):
         args = problem(batch=1, heads=2, n_q=1, n_kv=n_kv, dtype=dtype)
         expected = attend(*args, num_threads=1)
         for threads in range(2, 65):
-            np.testing.assert_array_equal(attend(*args, num_threads=threads), expected)
+            assert_array_equal(attend(*args, num_threads=threads), expected)
 
 
 # Floating-point state
@@ -285,21 +299,37 @@ def keep_floating_point_control():
 # Memory
 
 
+@contextmanager
+def memory_limit(more):
+    """Let the process have this many bytes of address space more than it has."""
+    with open("/proc/self/statm") as file:
+        in_use = int(file.read().split()[0]) * resource.getpagesize()
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (in_use + more, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
 def run_out_of_memory(threads):
     args = problem()
     expected = attend(*args, num_threads=threads)  # starts the threads, whose stacks are large
     huge = sized_call("decode", 20_000)
     out = np.empty_like(huge[0], order="C")
-    with open("/proc/self/statm") as file:
-        in_use = int(file.read().split()[0]) * resource.getpagesize()
-    limits = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (in_use + (16 << 20), limits[1]))
-    for _ in range(3):
-        with raises(MemoryError):
-            attend(*huge, out=out, num_threads=threads)
-        np.testing.assert_array_equal(attend(*args, num_threads=threads), expected)
-    resource.setrlimit(resource.RLIMIT_AS, limits)
-    np.testing.assert_array_equal(attend(*args, num_threads=threads), expected)
+    with memory_limit(16 << 20):
+        for _ in range(3):
+            with raises(MemoryError):
+                attend(*huge, out=out, num_threads=threads)
+            assert_array_equal(attend(*args, num_threads=threads), expected)
+    assert_array_equal(attend(*args, num_threads=threads), expected)
+
+
+def run_out_of_threads():
+    args = problem(batch=8, heads=8, n_q=256, n_kv=256)
+    expected = attend(*args, num_threads=1)
+    out = np.empty_like(expected)
+    with memory_limit(64 << 20), raises(MemoryError):
+        attend(*args, out=out, num_threads=64)
+    assert_array_equal(attend(*args, out=out, num_threads=64), expected)
 
 
 # Old processors
@@ -317,7 +347,7 @@ def run_on_old_cpu(tier):
         for n_q in (1, 40):
             query, key, value = (np.ones((2, n, 48), dtype) for n in (n_q, 64, 64))
             output = attend(query, key, value, is_causal=True, num_threads=2)
-            np.testing.assert_array_equal(output, np.ones((2, n_q, 48)))
+            assert_array_equal(output, np.ones((2, n_q, 48)))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ def run(program, *args, emulator=(), timeout=120, **environment):
     """Run a program in a fresh interpreter; its failure or hang is the test's."""
     script = process_programs.__file__
     command = [*emulator, sys.executable, script, program.__name__, json.dumps(args)]
-    env = {name: text for name, text in os.environ.items() if name != "ATTN_ENGINE_ISA"}
+    env = {k: v for k, v in os.environ.items() if not k.startswith("ATTN_ENGINE_")}
     # NumPy's own threads would be counted as ours, and slow down the start of every program
     env |= {"OPENBLAS_NUM_THREADS": "1", **environment}
     result = subprocess.run(
@@ -50,6 +50,10 @@ def test_b97_fork_pool():
 @pytest.mark.parametrize("kind", ["one head", "one query block", "many heads", "decode"])
 def test_b100_ctrl_c_ends_a_call_of_30_s_within_200_ms(isa, kind, threads):
     run(process_programs.interrupt, kind, threads, ATTN_ENGINE_ISA=isa)
+
+
+def test_b100_ctrl_c_ends_a_call_whose_own_thread_has_run_out_of_work():
+    run(process_programs.interrupt_while_one_thread_is_left, 12)
 
 
 def test_b100_ctrl_c_ends_no_call_of_another_thread():
@@ -101,6 +105,10 @@ def test_b103_subnormal_values_survive_in_every_thread(isa, n_q, dtype):
 @pytest.mark.parametrize("threads", [1, 2])
 def test_no_memory_for_scratch_is_a_memory_error(isa, threads):
     run(process_programs.run_out_of_memory, threads, ATTN_ENGINE_ISA=isa)
+
+
+def test_no_memory_for_threads_is_a_memory_error():
+    run(process_programs.run_out_of_threads)
 
 
 @x86_64
