@@ -1,4 +1,4 @@
-"""Inputs for the tests: problems of any shape, layout and mask, and ways to spoil what is hidden."""
+"""Inputs for the tests: problems of any shape, layout and mask, and what is hidden spoiled."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -72,7 +72,7 @@ class Problem:
             offset = np.subtract(keys, self.n_q if query_lengths is None else query_lengths)
         options["causal_offset"] = np.add(offset, start)
         if query_lengths is not None:
-            options["query_lengths"] = np.maximum(np.subtract(query_lengths, start), 0)
+            options["query_lengths"] = np.clip(np.subtract(query_lengths, start), 0, stop - start)
         mask = options.get("attn_mask")
         if mask is not None and mask.ndim > 1 and mask.shape[-2] > 1:
             options["attn_mask"] = mask[..., start:stop, :]

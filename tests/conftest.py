@@ -1,4 +1,4 @@
-"""Every tier this CPU runs, every dtype and both kernels as fixtures; the errors seen, at the end."""
+"""Every tier this CPU runs, every dtype and both kernels as fixtures; the errors at the end."""
 
 import ml_dtypes
 import numpy as np

@@ -10,8 +10,9 @@ With u the unit roundoff of the compute type, an output may be off by
   and one more addition for each block of at least SMALLEST_BLOCK keys;
 * 8 is for the exponential, the rescaling and the division, each right to an ulp or two.
 
-The same factor times u bounds lse absolutely and a weight relatively. A 16-bit result is rounded
-once more: half an ulp of its own, and in all at most 0.51 ulp of max|V visible| where A <= 2^8.
+The same factor times u bounds lse absolutely. A weight is exp(score - lse) and has the errors of
+both: (8 + 8 A + n_acc) u, relatively. A 16-bit result is rounded once more: half an ulp of its own,
+and in all at most 0.51 ulp of max|V visible| where A <= 2^8.
 float32 and the 16-bit types are judged in float64; float64 in long double, on a sample of rows
 where that would take long.
 """
@@ -62,8 +63,8 @@ def assert_same_bits(actual, expected):
     if not same.all():
         where = tuple(int(i) for i in np.argwhere(~same)[0])
         raise AssertionError(
-            f"{np.count_nonzero(~same)} of {same.size} numbers differ in shape {same.shape}, first at "
-            f"{where}: {actual[where]!r} is not {expected[where]!r}"
+            f"{np.count_nonzero(~same)} of {same.size} numbers differ in shape {same.shape}, "
+            f"first at {where}: {actual[where]!r} is not {expected[where]!r}"
         )
 
 
@@ -103,7 +104,8 @@ def _judge(problem, output, weights, lse):
     A, largest_value = problem.sizes(precise)
     n_kv = truth.weights.shape[-1]
     compute = np.finfo(compute_type(dtype))
-    relative = compute.eps / 2 * (8 + 4 * A + min(n_kv, CHAIN) + -(-n_kv // SMALLEST_BLOCK))
+    n_acc = min(n_kv, CHAIN) + -(-n_kv // SMALLEST_BLOCK)
+    relative = compute.eps / 2 * (8 + 4 * A + n_acc)
     expected = {
         "output": problem.heads_first(truth.output),
         "weights": truth.weights,
@@ -111,7 +113,8 @@ def _judge(problem, output, weights, lse):
     }
     bound = {
         "output": (relative * largest_value)[..., None],
-        "weights": relative[..., None] * truth.weights + 4 * compute.tiny,  # or flushed to 0
+        "weights": (compute.eps / 2 * (8 + 8 * A + n_acc))[..., None] * truth.weights
+        + 4 * compute.tiny,  # smaller ones are flushed to 0
         "lse": relative,
     }
     if dtype.itemsize == 2:

@@ -30,7 +30,7 @@ def rounding(dtype):
     return {2: 0.004, 4: 1e-6, 8: 1e-14}[dtype.itemsize]
 
 
-# --- alignment -------------------------------------------------------------------------------------
+# --- alignment -----------------------------------------------------------------------------------
 
 
 def test_b33_top_left_and_bottom_right(dtype):
@@ -91,7 +91,7 @@ def test_bottom_right_of_lengths(dtype, n_q):
     assert_same_bits(problem.run(), problem.but(causal_offset=keys - queries).run())
 
 
-# --- windows ---------------------------------------------------------------------------------------
+# --- windows -------------------------------------------------------------------------------------
 
 
 def test_b32_window_of_zero_is_the_query_itself(dtype, n_q):
@@ -132,7 +132,7 @@ def test_windows(dtype, n_q, window, offset):
     np.testing.assert_allclose(output, exact_means(keep, dtype), rtol=rounding(dtype))
 
 
-# --- lengths ---------------------------------------------------------------------------------------
+# --- lengths -------------------------------------------------------------------------------------
 
 
 def test_b31_key_lengths(dtype, n_q):
@@ -174,7 +174,7 @@ def test_lengths_have_the_shape_of_the_batch_axes(dtype, n_q, rank):
     assert_accurate(make_problem(dtype, **sizes, key_lengths=keys, query_lengths=queries))
 
 
-# --- together --------------------------------------------------------------------------------------
+# --- together ------------------------------------------------------------------------------------
 
 
 def test_b29_any_masks_together_are_their_intersection(dtype, n_q):

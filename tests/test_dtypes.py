@@ -59,7 +59,7 @@ def test_b52_other_subclasses_are_plain_arrays(dtype, n_q):
     assert_same_bits(tagged.run(), expected)
 
 
-# --- 16 bits -----------------------------------------------------------------------------------------
+# --- 16 bits -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("form", ["bool", "additive"])

@@ -19,7 +19,7 @@ def problem(dtype, n_q):
     return make_problem(dtype, n_q=n_q, n_kv=75, d_qk=24, d_v=20, is_causal=True)
 
 
-# --- ways to hold the same numbers -----------------------------------------------------------------
+# --- ways to hold the same numbers ---------------------------------------------------------------
 
 
 def every_other(x):
@@ -204,7 +204,7 @@ def test_b57_a_call_too_small_for_any_tile_stays_inside(dtype, n_q):
                 assert_same_bits(out, expected)
 
 
-# --- byte order, out ---------------------------------------------------------------------------------
+# --- byte order, out -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])  # bfloat16 has one order

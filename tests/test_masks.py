@@ -35,7 +35,7 @@ def assert_empty(result, rows=slice(None)):
     assert (result.lse[..., rows] == -np.inf).all()
 
 
-# --- rows that see nothing -------------------------------------------------------------------------
+# --- rows that see nothing -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("form", ["bool", "additive", "window"])
@@ -116,7 +116,7 @@ def test_b13_an_all_true_mask_is_no_mask(dtype, n_q):
         assert_same_bits(problem.but(attn_mask=mask).run(), problem.run())
 
 
-# --- NaN and infinity ------------------------------------------------------------------------------
+# --- NaN and infinity ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bad", BAD)
@@ -212,7 +212,7 @@ def test_r2_one_row_may_see_a_bad_value_its_neighbour_may_not(dtype, n_q, bad, f
     assert_same_bits(actual.weights, expected.weights)
 
 
-# --- kinds of masks --------------------------------------------------------------------------------
+# --- kinds of masks ------------------------------------------------------------------------------
 
 
 def test_b15_additive_mask_is_a_bias(dtype, n_q):

@@ -42,21 +42,24 @@ def softmax(scores, mask=None, lengths=None, axis=-1, *, dtype=np.float64):
     with np.errstate(all="ignore"):
         bias, keep = split_mask(mask, dtype)
         scores = np.asarray(scores).astype(dtype) + bias
-        visible = np.broadcast_to(keep, scores.shape)
+        visible = np.moveaxis(np.broadcast_to(keep, scores.shape), axis, -1)
+        scores = np.moveaxis(scores, axis, -1)
         if lengths is not None:
-            below = np.arange(scores.shape[axis]) < np.asarray(lengths)[..., None]
-            visible = visible & np.moveaxis(below, -1, axis)
-        weights, _ = visible_softmax(np.moveaxis(scores, axis, -1), np.moveaxis(visible, axis, -1))
+            visible = visible & (np.arange(scores.shape[-1]) < np.asarray(lengths)[..., None])
+        weights, _ = visible_softmax(scores, visible)
     return np.moveaxis(weights, -1, axis)
 
 
-def self_attention(x, W_q, W_k, W_v, *, num_heads=1, dtype=np.float64, **options):
+def self_attention(
+    x, W_q, W_k, W_v, *, num_heads=1, num_kv_heads=None, dtype=np.float64, **options
+):
     """Project x (..., n, d_model), attend head by head, concatenate: (output, weights)."""
     x = np.asarray(x).astype(dtype)
+    num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
     heads = []
-    for weight in (W_q, W_k, W_v):
+    for weight, count in ((W_q, num_heads), (W_k, num_kv_heads), (W_v, num_kv_heads)):
         projected = x @ np.asarray(weight).astype(dtype)
-        per_head = projected.reshape(*x.shape[:-1], num_heads, projected.shape[-1] // num_heads)
+        per_head = projected.reshape(*x.shape[:-1], count, projected.shape[-1] // count)
         heads.append(np.swapaxes(per_head, -3, -2))
     output, weights, _ = scaled_dot_product_attention(*heads, dtype=dtype, **options)
     output = np.swapaxes(output, -3, -2)
@@ -131,8 +134,7 @@ def visible_softmax(scores, visible):
     largest = np.where(largest == -np.inf, 0, largest)
     exponentials = np.exp(scores - largest)
     total = exponentials.sum(-1, keepdims=True)
-    weights = exponentials / np.where(total == 0, 1, total)
-    weights = np.where(visible, weights, 0)  # exactly 0 even in a row with a visible NaN
+    weights = exponentials / np.where(total == 0, 1, total)  # a visible NaN reaches all its row
     return weights, (largest + np.log(total))[..., 0]
 
 
