@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -121,6 +122,19 @@ def test_a_process_stands_still_between_questions_and_is_gone_after():
     finally:
         process.close()
     assert not Path(f"/proc/{pid}").exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_stopped_processes_end_with_the_one_that_started_them():
+    program = "from attn_engine.bench.compare import Process; import sys, time;"
+    program += "p = Process('numpy', 1); p.hear(); print(p._popen.pid, flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as parent:
+        pid = int(parent.stdout.readline())
+        parent.kill()
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{pid}/exe").exists() and time.monotonic() < deadline:  # a zombie has none
+        time.sleep(0.01)
+    assert not Path(f"/proc/{pid}/exe").exists()
 
 
 def test_ratio_and_share_are_what_they_say():

@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Self
@@ -99,6 +98,7 @@ class Process:
     def __init__(self, name: str, threads: int):
         env = {k: v for k, v in os.environ.items() if k not in SLOWING_VARIABLES}
         env |= {variable: str(threads) for variable in THREAD_VARIABLES}
+        env["CI"] = "true"  # OpenVINO forks to report its use over the network, but not in CI
         env["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
         self._popen = subprocess.Popen(
             [sys.executable, "-P", "-m", "attn_engine.bench.worker", name, str(threads)],
@@ -107,6 +107,9 @@ class Process:
             stderr=subprocess.DEVNULL,
             env=env,
             text=True,
+            # A group of its own: signals reach what a library forks, and should this process die,
+            # the kernel ends the stopped group.
+            process_group=0 if os.name == "posix" else None,
         )
 
     def hear(self) -> dict:
@@ -129,6 +132,7 @@ class Process:
 
     def close(self) -> None:
         """End the process, running or stopped."""
+        self._signal("SIGKILL")
         self._popen.kill()
         self._popen.wait()
         self._popen.stdout.close()
@@ -138,13 +142,13 @@ class Process:
             pass  # a request that it never read
 
     def _signal(self, name: str) -> None:
-        """Send a signal where the system has it and the process still lives."""
-        if hasattr(signal, name):
-            self._popen.send_signal(getattr(signal, name))
+        """Signal the process and its children, where the system can and it still lives."""
+        if os.name == "posix" and self._popen.poll() is None:
+            os.killpg(self._popen.pid, getattr(signal, name))
 
 
 class Team:
-    """The contenders, and the meters of the machine, each in a stopped process. A context manager.
+    """The contenders, each in a stopped process. A context manager.
 
     `versions` and `missing` (why) tell who is there.
     """
@@ -154,24 +158,30 @@ class Team:
         self.versions: dict[str, str] = {}
         self.missing: dict[str, str] = {}
         self._processes: dict[str, Process] = {}
-        self._closing = ExitStack()
 
     def __enter__(self) -> Self:
-        with ExitStack() as closing:  # an interrupt here must not leave stopped processes behind
-            for name in dict.fromkeys((*self.names, *METERS)):
-                self._processes[name] = Process(name, self.threads)
-                closing.callback(self._processes[name].close)
-            for name, process in self._processes.items():
-                hello = process.hear()
-                if "version" in hello:
-                    self.versions[name] = hello["version"]
-                else:
-                    self.missing[name] = hello.get("missing") or hello["note"]
-            self._closing = closing.pop_all()
+        try:
+            self._start(self.names)
+        except BaseException:  # an interrupt must not leave stopped processes behind
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *exception) -> None:
-        self._closing.close()
+        for process in self._processes.values():
+            process.close()
+
+    def _start(self, names: Iterable[str]) -> None:
+        """Start processes, all at once, and hear who is there."""
+        started = {}
+        for name in names:
+            started[name] = self._processes[name] = Process(name, self.threads)
+        for name, process in started.items():
+            hello = process.hear()
+            if "version" in hello:
+                self.versions[name] = hello["version"]
+            else:
+                self.missing[name] = hello.get("missing") or hello["note"]
 
     def limit(self, case: Case | None = None) -> Limit:
         """The float32 matrix product; for a decode case, reading a buffer of key's and value's size.
@@ -182,6 +192,7 @@ class Team:
             request, fields = "read", {"nbytes": case.kv_bytes}
         else:
             request, fields = "product", {}
+        self._start(name for name in METERS if name not in self._processes)
         meters = [name for name in METERS if name in self.versions]
         rates = {name: self._processes[name].ask(request, **fields)["rate"] for name in meters}
         meter = max(rates, key=rates.get)
