@@ -299,6 +299,8 @@ def test_valid_arguments_raise_nothing():
     assert scaled_dot_product_attention(QUERY, KEY, VALUE).shape == OUT_SHAPE
     assert scaled_dot_product_attention(**ONE_HEAD).shape == (4, 5)
     assert scaled_dot_product_attention(*np.ones((3, 4, 5)), scale=np.float32(2)).shape == (4, 5)
+    swapped = np.ones((3, 4, 5), ">f8")
+    assert scaled_dot_product_attention(*swapped, return_lse=True).lse.dtype == np.float64
     empty = np.full((0, 4, 5), 7.0)
     assert scaled_dot_product_attention(empty, empty, empty, out=empty.copy()).shape == (0, 4, 5)
     mask = np.bool_(QUERY[..., :12] > 0)

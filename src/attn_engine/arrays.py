@@ -140,7 +140,7 @@ def native(dtype: np.dtype) -> np.dtype:
 
 def compute_type(dtype: np.dtype) -> np.dtype:
     """What the kernels compute in: float64 for float64, float32 for everything else."""
-    return F64 if native(dtype) is F64 else F32
+    return F64 if native(dtype) == F64 else F32
 
 
 def is_walkable(array: np.ndarray) -> bool:
@@ -184,7 +184,7 @@ def prepared_mask(mask: np.ndarray, compute: np.dtype) -> np.ndarray:
     mask = mask[tuple([slice(1) if stride == 0 else slice(None) for stride in mask.strides])]
     if not mask.ndim:
         mask = mask.reshape(1)
-    if mask.dtype.kind == "b" or mask.dtype is compute:
+    if mask.dtype.kind == "b" or mask.dtype == compute:
         return mask if mask.flags.aligned else mask.copy()
     with np.errstate(all="ignore"):
         if mask.dtype.itemsize > compute.itemsize:

@@ -331,8 +331,8 @@ def self_attention(
         threads=config.resolve_threads(num_threads),
     )
     with np.errstate(all="ignore"):  # padding may hold anything, infinities included
-        for tokens, weight, projected in products:
-            np.matmul(tokens, weight, out=projected)
+        for tokens, matrix, projected in products:
+            np.matmul(tokens, matrix, out=projected)
     _attend(*call.arguments)
     return SelfAttentionResult(
         call.output.astype(dtype, copy=False), call.weights.astype(dtype, copy=False)

@@ -102,9 +102,10 @@ def check_scale(scale: Any, d_qk: int, compute: np.dtype) -> float:
 
 
 class Limits(NamedTuple):
-    """Which keys a query may see by position: query i sees key j of batch entry b iff
-    i + offset - left <= j <= i + offset + right (offsets[b], if given, is the offset),
-    i < query_lengths[b] and j < key_lengths[b]; None is no limit.
+    """Which keys a query may see by position, as the core reads it.
+
+    Query i sees key j of batch entry b iff i < query_lengths[b], j < key_lengths[b] and
+    i + offset - left <= j <= i + offset + right, with offsets[b] for offset where they are given.
     """
 
     query_lengths: np.ndarray | None

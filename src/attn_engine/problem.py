@@ -203,7 +203,7 @@ def softmax(scores: Any, mask: Any, lengths: Any, axis: Any, out: Any, threads: 
 
 def self_attention(
     x: Any,
-    weights: tuple[Any, Any, Any],
+    matrices: tuple[Any, Any, Any],
     num_heads: Any,
     num_kv_heads: Any,
     attn_mask: Any,
@@ -225,13 +225,13 @@ def self_attention(
     rows, compute = x.shape[:-1], compute_type(x.dtype)
     left = x.astype(compute, copy=False)
     products, tensors = [], []
-    for name, weight, heads in zip(
-        ("W_q", "W_k", "W_v"), weights, (n_heads, n_kv_heads, n_kv_heads), strict=True
+    for name, matrix, heads in zip(
+        ("W_q", "W_k", "W_v"), matrices, (n_heads, n_kv_heads, n_kv_heads), strict=True
     ):
-        weight = _projection(name, weight, x, heads)
-        room = np.empty((*rows, weight.shape[1]), compute)
-        products.append((left, weight.astype(compute, copy=False), room))
-        tensors.append(room.reshape(*rows, heads, weight.shape[1] // heads))
+        matrix = _projection(name, matrix, x, heads)
+        room = np.empty((*rows, matrix.shape[1]), compute)
+        products.append((left, matrix.astype(compute, copy=False), room))
+        tensors.append(room.reshape(*rows, heads, matrix.shape[1] // heads))
     d_q, d_k, d_v = (tensor.shape[-1] for tensor in tensors)
     if d_q != d_k:
         raise ValueError(f"W_k: {n_kv_heads} heads of d_qk {d_k}, but W_q has {n_heads} of {d_q}")
@@ -243,26 +243,26 @@ def self_attention(
         *tensors, attn_mask, enable_gqa=True, layout="bshd", return_weights=True, **options
     )
     output = call.output.reshape(*rows, n_heads * d_v)
-    visible = call.weights[..., 0, :, :] if n_heads == 1 else call.weights
-    return call._replace(output=output, weights=visible), products, native(x.dtype)
+    weights = call.weights[..., 0, :, :] if n_heads == 1 else call.weights
+    return call._replace(output=output, weights=weights), products, native(x.dtype)
 
 
-def _projection(name: str, weight: Any, x: np.ndarray, heads: int) -> np.ndarray:
+def _projection(name: str, matrix: Any, x: np.ndarray, heads: int) -> np.ndarray:
     """A matrix that x can be multiplied with, its columns split into heads."""
-    weight = as_floats(name, weight)
-    check_same_dtype(name, weight, "x", x)
-    if weight.ndim != 2:
-        raise ValueError(f"{name}: shape {weight.shape}, expected 2 axes (d_model, heads * d)")
-    d_model, columns = weight.shape
+    matrix = as_floats(name, matrix)
+    check_same_dtype(name, matrix, "x", x)
+    if matrix.ndim != 2:
+        raise ValueError(f"{name}: shape {matrix.shape}, expected 2 axes (d_model, heads * d)")
+    d_model, columns = matrix.shape
     if d_model != x.shape[-1]:
         advice = f"use {name}.T" if columns == x.shape[-1] else "project one of them"
         raise ValueError(
             f"{name}: d_model is {d_model} but x has d_model {x.shape[-1]} "
-            f"(x {x.shape}, {name} {weight.shape}); {advice}"
+            f"(x {x.shape}, {name} {matrix.shape}); {advice}"
         )
     if columns % heads:
         raise ValueError(f"{name}: {columns} columns do not split into {heads} heads")
-    return weight
+    return matrix
 
 
 def _tensors(query: Any, key: Any, value: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
