@@ -256,9 +256,17 @@ def _as_lines(config: dict[str, Any], indent: str = "") -> list[str]:
         if isinstance(value, dict):
             lines += [f"{indent}{name}", *_as_lines(value, indent + "  ")]
         else:
-            text = ", ".join(value) if isinstance(value, list) else value
-            lines.append(f"{indent}{name:{width}}  {text}")
+            lines.append(f"{indent}{name:{width}}  {_as_text(value)}")
     return lines
+
+
+def _as_text(value: list[str] | bool | int | str) -> str:
+    """One value of the report, for people."""
+    if isinstance(value, list):
+        return ", ".join(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value or "none")
 
 
 def _apply_environment() -> None:
