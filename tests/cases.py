@@ -27,9 +27,9 @@ class Problem:
             self.query, self.key, self.value, **self.options, **more
         )
 
-    def explain(self):
+    def explain(self, **more):
         """How the engine would run it."""
-        return attn_engine.explain(self.query, self.key, self.value, **self.options)
+        return attn_engine.explain(self.query, self.key, self.value, **self.options, **more)
 
     def but(self, query=None, key=None, value=None, **options):
         """The same problem with some arguments exchanged; an option of None is left out."""
