@@ -325,10 +325,11 @@ static double seconds(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* Best time of a call, of as many as fit. */
-static double time_call(const attn_problem *p) {
+/* Best time of a call, and how many were tried. */
+static double time_call(const attn_problem *p, int *calls) {
     double best = INFINITY;
-    for (const double end = seconds() + BENCH_SECONDS; seconds() < end;) {
+    const double end = seconds() + BENCH_SECONDS;
+    for (*calls = 0; seconds() < end; ++*calls) {
         const double start = seconds();
         attn_attend(p, NULL);
         best = fmin(best, seconds() - start);
@@ -366,8 +367,9 @@ void check_bench(attn_isa isa, attn_dtype dtype) {
                                      ? (double)shapes[i].n_q * (double)(shapes[i].n_q + 1) / 2
                                      : (double)(shapes[i].n_q * shapes[i].n_kv);
             const double flops = 4 * pairs * (double)(shapes[i].d * shapes[i].n_heads);
-            check_note("error %.2f of the bound, %.1f Gflop/s", share,
-                       1e-9 * flops / time_call(&c.p));
+            int calls;
+            const double speed = 1e-9 * flops / time_call(&c.p, &calls);
+            check_note("error %.2f of the bound, %.1f Gflop/s (%d calls)", share, speed, calls);
         }
         check_end();
         discard(&c);

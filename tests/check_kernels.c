@@ -31,8 +31,9 @@ bool check_tier_wanted(attn_isa isa) {
 }
 
 bool check_begin(const char *label, const char *name) {
-    snprintf(group.title, sizeof group.title, "%-13s %-16s", label, name);
+    snprintf(group.title, sizeof group.title, "%s %s", label, name);
     if (wanted_text && !strstr(group.title, wanted_text)) return false;
+    snprintf(group.title, sizeof group.title, "%-13s %-16s", label, name);
     group.faults = 0;
     group.note[0] = '\0';
     check_seed(0);
@@ -106,7 +107,7 @@ static int usage(void) {
                     "  --tier   one tier, of those this CPU runs:");
     for (int isa = 0; isa < ATTN_ISA_COUNT; isa++)
         if (attn_isa_supported(isa)) fprintf(stderr, " %s", attn_isa_name(isa));
-    fprintf(stderr, "\n  --only   groups whose line contains TEXT\n"
+    fprintf(stderr, "\n  --only   groups with TEXT in their name, such as \"f32_avx2 prefill\"\n"
                     "  --bench  time each kernel once it is right (one thread)\n");
     return 2;
 }
