@@ -79,29 +79,28 @@ class Problem:
         return replace(self, query=self.query[index], options=options)
 
     def visible(self):
-        """Which query sees which key, (..., n_heads, n_q, n_kv)."""
-        return self._scores_and_visible(np.asarray, np.float64)[1]
+        """Which query sees which key, (..., n_heads, n_q, n_kv); no number but a mask matters."""
+        return self.but(self.query[..., :0], self.key[..., :0])._scores_and_visible()[1]
 
     def sizes(self, dtype):
         """What the error of each row scales with, (..., n_heads, n_q), over the keys it sees:
         the largest |scale| sum|q_i k_ij| + |bias_ij|, and the largest |value|, if finite."""
-        _, visible = self._scores_and_visible(np.asarray, dtype)
-        scores, _ = self._scores_and_visible(np.abs, dtype)
-        n_heads = visible.shape[-3]
-        value = reference.one_per_head(self.value, n_heads, self._layout, dtype)
+        visible = self.visible()
+        changed = {n: np.abs(self.options[n]) for n in {"scale", "attn_mask"} & self.options.keys()}
+        magnitudes = self.but(np.abs(self.query), np.abs(self.key), **changed)
+        scores, _ = magnitudes._scores_and_visible(dtype)
+        value = reference.one_per_head(self.value, visible.shape[-3], self._layout, dtype)
         value = np.where(np.isfinite(value), np.abs(value), 0)
         values = value.max(-1, initial=0)[..., None, :]
         sizes = (np.where(visible & np.isfinite(x), x, 0) for x in (scores, values))
         rows = [x.max(-1, initial=0) for x in sizes]
         return [x[0] for x in rows] if self.query.ndim == 2 else rows
 
-    def _scores_and_visible(self, change, dtype):
-        """The reference's scores and visible keys, after a change of everything in a score."""
+    def _scores_and_visible(self, dtype=np.float64):
+        """The reference's scores and visible keys."""
         options = {k: v for k, v in self.options.items() if k != "layout"}
-        for name in {"scale", "attn_mask"} & options.keys():
-            options[name] = change(options[name])
-        query = reference.one_per_head(change(self.query), None, self._layout, dtype)
-        key = reference.one_per_head(change(self.key), query.shape[-3], self._layout, dtype)
+        query = reference.one_per_head(self.query, None, self._layout, dtype)
+        key = reference.one_per_head(self.key, query.shape[-3], self._layout, dtype)
         with np.errstate(all="ignore"):
             return reference.scores_and_visible(query, key, **options)
 

@@ -13,9 +13,12 @@ pytestmark = pytest.mark.usefixtures("isa")
 # Every kind of mask, for n_q queries and n_kv keys of a batch of two and four heads.
 MASKS = {
     "none": lambda rng, n_q, n_kv: {},
-    "causal": lambda rng, n_q, n_kv: {"is_causal": True, "causal_offset": n_kv // 3},
+    "causal": lambda rng, n_q, n_kv: {"is_causal": True, "causal_offset": n_kv // 2},
     "bottom right": lambda rng, n_q, n_kv: {"is_causal": True, "causal_offset": "bottom_right"},
-    "window": lambda rng, n_q, n_kv: {"window": (20, 9), "causal_offset": 5},
+    "window": lambda rng, n_q, n_kv: {
+        "window": (n_kv // 3, n_kv // 5),
+        "causal_offset": n_kv // 2,
+    },
     "lengths": lambda rng, n_q, n_kv: {
         "key_lengths": np.array([n_kv // 2, n_kv]),
         "query_lengths": np.array([n_q, n_q - 1]),
@@ -30,12 +33,17 @@ MASKS = {
 }
 
 
+def make_long(dtype, n_q, **options):
+    """Several blocks of keys for the one kernel, several splits of keys for the other."""
+    n_kv = 120 if n_q > 4 else 1100
+    return make_problem(dtype, n_q=n_q, n_kv=n_kv, d_qk=130, d_v=20, **options)
+
+
 @pytest.fixture(params=MASKS)
 def masked(request, dtype, n_q):
-    """A problem over several blocks of keys, with each kind of mask."""
-    rng = np.random.default_rng(11)
-    options = MASKS[request.param](rng, n_q, 150)
-    return make_problem(dtype, n_q=n_q, n_kv=150, d_qk=24, d_v=20, **options)
+    """A long problem with each kind of mask."""
+    n_kv = make_long(dtype, n_q).n_kv
+    return make_long(dtype, n_q, **MASKS[request.param](np.random.default_rng(11), n_q, n_kv))
 
 
 def full_run(problem, **more):
@@ -49,8 +57,9 @@ def assert_same_results(actual, expected):
 
 def test_both_kernels_are_exercised(dtype):
     for kernel, n_q in KERNELS.items():
-        plan = make_problem(dtype, n_q=n_q).explain()
+        plan = make_long(dtype, n_q).explain()
         assert plan["kernel"] == kernel
+        assert plan["splits" if kernel == "decode" else "key_blocks"] >= 3
         assert plan["isa"] == attn_engine.get_isa()
 
 
@@ -146,7 +155,7 @@ def test_a_mask_says_the_same_in_every_form(masked):
 
 def test_broadcast_or_copied_mask(masked):
     mask = masked.options.get("attn_mask", np.ones((1, 1, 1, 1), bool))
-    view = np.broadcast_to(mask, (2, 4, masked.n_q, masked.n_kv))
+    view = np.broadcast_to(mask, masked.visible().shape)
     expected = full_run(masked)
     for form in (
         view,
@@ -159,24 +168,25 @@ def test_broadcast_or_copied_mask(masked):
 
 @pytest.mark.parametrize("more", [1, 9, 64, 600])
 def test_more_hidden_keys(dtype, n_q, more):
-    problem = make_problem(dtype, n_q=n_q, n_kv=150)
-    longer = make_problem(dtype, n_kv=more, seed=9)
+    problem = make_long(dtype, n_q)
+    n_kv = problem.n_kv
+    longer = make_problem(dtype, n_kv=more, d_qk=130, d_v=20, seed=9)
     key, value = (
         np.concatenate([getattr(problem, name), getattr(longer, name)], axis=2)
         for name in ("key", "value")
     )
     expected = full_run(problem)
-    keep = np.arange(150 + more) < 150
+    keep = np.arange(n_kv + more) < n_kv
     for hide in (
-        {"key_lengths": np.array([150, 150])},
+        {"key_lengths": np.array([n_kv, n_kv])},
         {"attn_mask": keep},
         {"attn_mask": np.where(keep, np.float32(0), np.float32(-np.inf))},
     ):
         actual = full_run(problem.but(key=key, value=value, **hide))
         assert_same_bits(actual.output, expected.output)
         assert_same_bits(actual.lse, expected.lse)
-        assert_same_bits(actual.weights[..., :150], expected.weights)
-        assert (actual.weights[..., 150:] == 0).all()
+        assert_same_bits(actual.weights[..., :n_kv], expected.weights)
+        assert (actual.weights[..., n_kv:] == 0).all()
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -195,9 +205,10 @@ def part_of(problem, index):
 @pytest.mark.parametrize("weights", [False, True])
 @pytest.mark.parametrize("mask", ["none", "bool", "additive"])
 def test_b36_b37_the_future_changes_nothing_before_it(dtype, n_q, index, weights, mask):
-    n_kv = 150
-    offset = n_kv - n_q
-    problem = make_problem(dtype, n_q=n_q, n_kv=n_kv, is_causal=True, causal_offset=offset)
+    problem = make_long(dtype, n_q, is_causal=True)
+    n_kv = problem.n_kv
+    offset = n_kv - n_q if n_q > 4 else 700
+    problem = problem.but(causal_offset=offset)
     rng = np.random.default_rng(4)
     keep = rng.random((n_q, n_kv)) < 0.7
     bias = np.where(keep, rng.standard_normal(keep.shape), -np.inf).astype(np.float32)
@@ -221,7 +232,7 @@ def test_b36_b37_the_future_changes_nothing_before_it(dtype, n_q, index, weights
 
 @pytest.mark.parametrize("factor", [0, -3, 60, np.nan, np.inf])
 def test_r4_a_query_does_not_change_its_neighbours(dtype, n_q, factor):
-    problem = make_problem(dtype, n_q=n_q, n_kv=300)
+    problem = make_long(dtype, n_q)
     expected = full_run(problem)
     for i in {0, 1, n_q // 2, n_q - 1}:
         query = problem.query.copy()
