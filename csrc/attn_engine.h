@@ -57,8 +57,19 @@ typedef struct attn_problem {
     const int64_t *offsets;       /* (batch,) instead of offset, or NULL */
     const int64_t *query_lengths; /* (batch,) or NULL: rows from there on are padding */
     const int64_t *key_lengths;   /* (batch,) or NULL: keys from there on are hidden */
+    /* packed sequences: entry b has query rows [query_starts[b], query_starts[b + 1]) and key rows
+     * [key_starts[b], key_starts[b + 1]) of one long axis, lengths and stride_batch do not apply,
+     * n_q and n_kv are the longest; or NULL */
+    const int64_t *query_starts, *key_starts;
+    const int64_t *query_segments, *key_segments; /* (batch, n_q), (batch, n_kv): attend iff equal; or NULL */
+    double softcap;                               /* c > 0: scores become c tanh(score / c); 0 = none */
+    const void *alibi_slopes;                     /* compute type, per head; or NULL */
+    int64_t alibi_stride_batch;                   /* n_heads, or 0 if all entries share them */
+    const void *sinks;                            /* compute type (n_heads,): logits of the denominator; or NULL */
+    double dropout_p;
+    uint64_t dropout_seed;
     void *weights;                /* (batch, n_heads, n_q, n_kv) of dtype, or NULL */
-    void *lse;                    /* (batch, n_heads, n_q) of the compute type, or NULL */
+    void *lse;                    /* (batch, n_heads, n_q), packed (n_heads, rows), of the compute type; or NULL */
     int num_threads;              /* upper bound; 0 = attn_default_threads() */
 } attn_problem;
 

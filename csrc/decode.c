@@ -13,7 +13,9 @@
 #include "internal.h"
 #include "simd.h"
 #include "exp.h"
+#include "dropout.h"
 #include "mask.h"
+#include "score.h"
 #include "tiles.h"
 
 #define DOT_KEYS (LANES > 1 ? LANES / 2 : 1) /* keys whose sums are in registers at a time */
@@ -44,46 +46,99 @@ INLINE vec dot_keys(const real *restrict q, const stored *restrict keys, int64_t
     return v_sum_each(sum);
 }
 
+/* One split of one kv head. */
+typedef struct split {
+    const attn_problem *p;
+    const attn_plan *plan;
+    int64_t batch, kv_head, index, first_task; /* index among the entry's splits; task of index 0 */
+    int64_t slice;                             /* (batch, kv_head) as one number */
+    int64_t query_row, key_row;                /* where the entry's rows begin (packed sequences) */
+    band band;
+    key_range keys; /* that any of the entry's queries sees */
+} split;
+
+static split split_of(const attn_call *call, int64_t batch, int64_t kv_head) {
+    const attn_problem *p = call->problem;
+    const attn_plan *plan = call->plan;
+    split s = {.p = p, .plan = plan, .batch = batch, .kv_head = kv_head, .band = band_of(p, batch)};
+    s.slice = batch * p->n_kv_heads + kv_head;
+    s.first_task = s.slice * plan->splits;
+    if (p->query_starts) {
+        s.query_row = p->query_starts[batch];
+        s.key_row = p->key_starts[batch];
+        s.first_task = kv_head * plan->splits + cell_of(p->key_starts, batch, SPLIT_KV);
+        if (s.band.n_q > DECODE_MAX_Q) s.band.n_q = 0; /* the prefill kernel's */
+    }
+    s.keys = s.band.n_q ? band_range(&s.band, 0, s.band.n_q) : (key_range){0, 0};
+    return s;
+}
+
+/* The split that a task is. In the packed form plan->splits counts the cells of one kv head. */
+static split split_of_task(const attn_call *call, int64_t task) {
+    const attn_problem *p = call->problem;
+    const int64_t slice = task / call->plan->splits;
+    if (!p->query_starts) {
+        split s = split_of(call, slice / p->n_kv_heads, slice % p->n_kv_heads);
+        s.index = task - s.first_task;
+        return s;
+    }
+    const int64_t batch = sequence_of(p->key_starts, p->batch, SPLIT_KV, task % call->plan->splits);
+    split s = split_of(call, batch, slice);
+    s.index = task - s.first_task;
+    return s;
+}
+
 /* Row r of a kv head's group: query r % n_q of query head r / n_q of the group. */
 typedef struct row_index {
     int64_t head, query;
 } row_index;
-static inline row_index row_of(const attn_problem *p, int64_t kv_head, int64_t r) {
-    return (row_index){kv_head * (p->n_heads / p->n_kv_heads) + r / p->n_q, r % p->n_q};
+static inline row_index row_of(const split *s, int64_t r) {
+    const int64_t n_q = s->plan->rows / (s->p->n_heads / s->p->n_kv_heads);
+    return (row_index){s->kv_head * (s->p->n_heads / s->p->n_kv_heads) + r / n_q, r % n_q};
 }
+static inline bool row_exists(const split *s, int64_t r) { return row_of(s, r).query < s->band.n_q; }
 
 /* The rows' queries as dense reals times scale log2(e), padded with zeros to whole vectors. */
-static void pack_rows(const attn_problem *p, const attn_plan *plan, int64_t batch, int64_t kv_head,
-                      real *restrict to) {
+static void pack_rows(const split *s, real *restrict to) {
+    const attn_problem *p = s->p;
     const vec scale = v_set1((real)(p->scale * 1.44269504088896340736));
-    for (int64_t r = 0; r < plan->rows; r++, to += plan->d_qk_padded) {
-        const row_index i = row_of(p, kv_head, r);
-        const stored *q = (const stored *)p->query.data + at(&p->query, batch, i.head, i.query);
+    for (int64_t r = 0; r < s->plan->rows; r++, to += s->plan->d_qk_padded) {
+        const row_index i = row_of(s, r);
+        if (i.query >= s->band.n_q) { /* padding: computed as zeros, never stored */
+            memset(to, 0, (size_t)s->plan->d_qk_padded * sizeof *to);
+            continue;
+        }
+        const stored *q = (const stored *)p->query.data + at(&p->query, s->batch, i.head, s->query_row + i.query);
         for (int64_t c = 0; c < p->d_qk; c += LANES)
             v_store(to + c, v_mul(v_load_stored_part(q + c, (int)min_i(LANES, p->d_qk - c)), scale));
     }
 }
 
 /* Scores of all rows for keys [j0, j1); rows are SPLIT_KV apart. */
-static void score_rows(const attn_problem *p, const attn_plan *plan, int64_t batch, int64_t kv_head,
-                       int64_t j0, int64_t j1, const real *queries, real *restrict scores) {
-    const stored *keys = (const stored *)p->key.data + at(&p->key, batch, kv_head, j0);
+static void score_rows(const split *s, int64_t j0, int64_t j1, const real *queries, real *restrict scores) {
+    const attn_problem *p = s->p;
+    const stored *keys = (const stored *)p->key.data + at(&p->key, s->batch, s->kv_head, s->key_row + j0);
     for (int64_t j = 0; j < j1 - j0; j += LANES, keys += LANES * p->key.stride_row)
-        for (int64_t r = 0; r < plan->rows; r++)
-            v_store(scores + r * SPLIT_KV + j, dot_keys(queries + r * plan->d_qk_padded, keys,
+        for (int64_t r = 0; r < s->plan->rows; r++)
+            v_store(scores + r * SPLIT_KV + j, dot_keys(queries + r * s->plan->d_qk_padded, keys,
                                                         p->key.stride_row, j1 - j0 - j, p->d_qk));
 }
 
-/* Masks on one row's scores of keys [from, j1) (scores start at key j0), -inf in lanes past the end. */
-static void mask_row(const attn_problem *p, const band *range, int64_t batch, row_index i, int64_t from,
-                     int64_t j0, int64_t j1, real *restrict scores) {
-    const dense mask = dense_of(&p->mask, batch, i.head);
+/* Score function and masks on one row's scores of keys [from, j1) (scores start at key j0), -inf in
+ * the lanes past the end. */
+static void finish_row(const split *s, row_index i, int64_t from, int64_t j0, int64_t j1, real *restrict scores) {
+    const dense mask = dense_of(&s->p->mask, s->batch, i.head);
+    const score_fn score = score_of(s->p, s->batch, i.head);
+    const segments ids = segments_of(s->p, s->batch);
     for (int64_t j = from; j < j1; j += LANES) {
         const int n = (int)min_i(LANES, j1 - j);
-        vec s = v_load(scores + j - j0);
-        if (mask.kind != ATTN_MASK_NONE) s = dense_apply(s, dense_load(&mask, i.query, j, n));
-        s = band_apply_query(range, s, i.query, j);
-        v_store(scores + j - j0, v_select(v_first(n), s, v_set1(-REAL_INF)));
+        vec x = v_load(scores + j - j0);
+        if (score.any)
+            x = score_apply(&score, x, v_sub(v_set1((real)(i.query + score.offset - j)), v_iota()));
+        if (mask.kind != ATTN_MASK_NONE) x = dense_apply(x, dense_load(&mask, i.query, j, n));
+        if (ids.query) x = segments_apply_key(ids.key + j, n, ids.query[i.query], x);
+        x = band_apply_query(&s->band, x, i.query, j);
+        v_store(scores + j - j0, v_select(v_first(n), x, v_set1(-REAL_INF)));
     }
 }
 
@@ -102,61 +157,68 @@ static void softmax_row(real *restrict scores, int64_t n, real *m, real *l) {
 }
 
 /* The unnormalised weights of a row, kept for the merge when weights are asked for. */
-static inline real *kept_weights(const attn_call *call, int64_t slice, int64_t r) {
-    const attn_problem *p = call->problem;
-    const attn_plan *plan = call->plan;
-    return (real *)call->shared + plan->n_tasks * plan->rows * plan->partial +
-           (slice * plan->rows + r) * p->n_kv;
+static inline real *kept_weights(const attn_call *call, const split *s, int64_t r) {
+    return (real *)call->shared + s->plan->n_tasks * s->plan->rows * s->plan->partial +
+           (s->slice * s->plan->rows + r) * s->p->n_kv;
 }
 
-static void attend_split(const attn_call *call, int64_t slice, int64_t j0, int64_t j1, void *scratch,
+static void drop_weights(const split *s, row_index i, int64_t j0, int64_t n, real *restrict weights) {
+    const dropout d = dropout_of(s->p, s->batch, i.head);
+    const uint32_t row = dropout_row(&d, i.query);
+    if (d.keep == 0) return;
+    for (int64_t j = 0; j < n; j++) weights[j] *= dropout_factor(&d, row, mix((uint32_t)(j0 + j)));
+}
+
+static void attend_split(const attn_call *call, const split *s, int64_t j0, int64_t j1, void *scratch,
                          real *partials) {
-    const attn_problem *p = call->problem;
-    const attn_plan *plan = call->plan;
-    const int64_t batch = slice / p->n_kv_heads, kv_head = slice % p->n_kv_heads, n = j1 - j0;
-    const band range = band_of(p, batch);
+    const attn_problem *p = s->p;
+    const attn_plan *plan = s->plan;
+    const int64_t n = j1 - j0;
     real *const queries = (real *)scratch + plan->scratch.queries;
     real *const scores = (real *)scratch + plan->scratch.scores;
     uint8_t *const hidden = (uint8_t *)((real *)scratch + plan->scratch.hidden);
-    const value_rows values = {(const stored *)p->value.data + at(&p->value, batch, kv_head, j0),
-                               p->value.stride_row};
-    const bool full = p->mask.kind == ATTN_MASK_NONE && band_full(&range, 0, p->n_q, j0, j1);
-    const bool guarded = !full && !values_finite(values, n, p->d_v, true);
-    const weight_tile weights = {scores, SPLIT_KV, 1};
+    const value_rows values = {
+        (const stored *)p->value.data + at(&p->value, s->batch, s->kv_head, s->key_row + j0),
+        p->value.stride_row};
+    const bool masked = p->mask.kind != ATTN_MASK_NONE || p->query_segments ||
+                        !band_full(&s->band, 0, s->band.n_q, j0, j1);
+    const bool whole = masked || p->softcap != 0 || p->alibi_slopes; /* else only the end needs care */
+    const bool guarded = masked && !values_finite(values, n, p->d_v, true);
 
-    pack_rows(p, plan, batch, kv_head, queries);
-    score_rows(p, plan, batch, kv_head, j0, j1, queries, scores);
+    pack_rows(s, queries);
+    score_rows(s, j0, j1, queries, scores);
     for (int64_t r = 0; r < plan->rows; r++) {
-        real *s = scores + r * SPLIT_KV;
-        mask_row(p, &range, batch, row_of(p, kv_head, r), full ? j1 - 1 - (n - 1) % LANES : j0, j0, j1, s);
+        const row_index i = row_of(s, r);
+        real *x = scores + r * SPLIT_KV;
+        finish_row(s, row_exists(s, r) ? i : (row_index){i.head, 0}, whole ? j0 : j1 - 1 - (n - 1) % LANES, j0,
+                   j1, x);
         if (guarded)
-            for (int64_t j = 0; j < n; j++) hidden[r * SPLIT_KV + j] = s[j] == -REAL_INF;
-        softmax_row(s, n, &partials[r * plan->partial], &partials[r * plan->partial + 1]);
-        if (p->weights) memcpy(kept_weights(call, slice, r) + j0, s, (size_t)n * sizeof *s);
+            for (int64_t j = 0; j < n; j++) hidden[r * SPLIT_KV + j] = x[j] == -REAL_INF;
+        softmax_row(x, n, &partials[r * plan->partial], &partials[r * plan->partial + 1]);
+        if (p->weights) memcpy(kept_weights(call, s, r) + j0, x, (size_t)n * sizeof *x);
+        drop_weights(s, i, j0, n, x);
     }
     if (!guarded) {
-        value_product(plan->rows, p->d_v, true, weights, values, n, NULL, partials + 2, plan->partial);
+        value_product(plan->rows, p->d_v, true, (weight_tile){scores, SPLIT_KV, 1}, values, n, NULL,
+                      partials + 2, plan->partial);
         return;
     }
-    for (int64_t r = 0; r < plan->rows; r++) {
-        const weight_tile row = {scores + r * SPLIT_KV, SPLIT_KV, 1};
-        value_row_guarded(hidden + r * SPLIT_KV, 1, p->d_v, true, row, values, n, NULL,
+    for (int64_t r = 0; r < plan->rows; r++)
+        value_row_guarded(hidden + r * SPLIT_KV, 1, p->d_v, true,
+                          (weight_tile){scores + r * SPLIT_KV, SPLIT_KV, 1}, values, n, NULL,
                           partials + r * plan->partial + 2);
-    }
 }
 
 static void run(const attn_call *call, int64_t task, void *scratch, attn_watch *watch) {
-    const attn_problem *p = call->problem;
     const attn_plan *plan = call->plan;
-    const int64_t slice = task / plan->splits, split = task % plan->splits;
-    const band range = band_of(p, slice / p->n_kv_heads);
-    const key_range keys = range.n_q ? band_range(&range, 0, range.n_q) : (key_range){0, 0};
-    const int64_t j0 = max_i(split * SPLIT_KV, keys.begin), j1 = min_i((split + 1) * SPLIT_KV, keys.end);
+    const split s = split_of_task(call, task);
+    const int64_t j0 = max_i(s.index * SPLIT_KV, s.keys.begin);
+    const int64_t j1 = min_i((s.index + 1) * SPLIT_KV, s.keys.end);
     real *const partials = (real *)call->shared + task * plan->rows * plan->partial;
 
     if (attn_should_stop(watch)) return;
     if (j0 < j1) {
-        attend_split(call, slice, j0, j1, scratch, partials);
+        attend_split(call, &s, j0, j1, scratch, partials);
         return;
     }
     for (int64_t r = 0; r < plan->rows; r++) {
@@ -182,17 +244,15 @@ static void merge_partial(real *restrict into, const real *restrict from, int64_
 }
 
 /* Row r's weights: what its splits kept, each relative to its split's maximum, on one scale. */
-static void store_weights(const attn_call *call, int64_t slice, int64_t r, row_index i, real m, real l,
+static void store_weights(const attn_call *call, const split *s, int64_t r, real m, real l,
                           const real *split_max) {
-    const attn_problem *p = call->problem;
-    const int64_t batch = slice / p->n_kv_heads;
-    const band range = band_of(p, batch);
-    const key_range keys = l == 0 ? (key_range){0, 0} : band_range(&range, 0, range.n_q);
-    const real *kept = kept_weights(call, slice, r);
-    stored *row = (stored *)p->weights +
-                  ((batch * p->n_heads + i.head) * p->n_q + i.query) * p->n_kv;
-    memset(row, 0, (size_t)keys.begin * sizeof *row);
-    memset(row + keys.end, 0, (size_t)(p->n_kv - keys.end) * sizeof *row);
+    const attn_problem *p = s->p;
+    const row_index i = row_of(s, r);
+    const key_range keys = l == 0 ? (key_range){0, 0} : s->keys;
+    const real *kept = kept_weights(call, s, r);
+    stored *row = (stored *)p->weights + ((s->batch * p->n_heads + i.head) * p->n_q + i.query) * p->n_kv;
+    fill_hidden(row, keys.begin, l);
+    fill_hidden(row + keys.end, p->n_kv - keys.end, l);
     for (int64_t j = keys.begin, n; j < keys.end; j += n) {
         n = min_i(LANES, min_i(round_up(j + 1, SPLIT_KV), keys.end) - j);
         const vec top = v_set1(split_max[j / SPLIT_KV]), reference = v_reference_max(v_set1(m));
@@ -201,28 +261,38 @@ static void store_weights(const attn_call *call, int64_t slice, int64_t r, row_i
     }
 }
 
+/* Row r: the union of its splits, and of the sink, a part that has a sum of 1 and no output. */
+static void merge_row(const attn_call *call, const split *s, int64_t r) {
+    const attn_problem *p = s->p;
+    const attn_plan *plan = s->plan;
+    const row_index i = row_of(s, r);
+    const int64_t splits = max_i(1, (s->band.n_kv + SPLIT_KV - 1) / SPLIT_KV), step = plan->rows * plan->partial;
+    real *const first = (real *)call->shared + s->first_task * step + r * plan->partial;
+    real *const split_max = (real *)call->shared + plan->shared_reals - plan->n_tasks + s->first_task;
+    split_max[0] = first[0];
+    for (int64_t k = 1; k < splits; k++) {
+        split_max[k] = first[k * step];
+        merge_partial(first, first + k * step, p->d_v);
+    }
+    if (p->sinks) {
+        real *const sink = (real *)call->shared + plan->shared_reals - plan->n_tasks - (s->slice + 1) * plan->partial;
+        memset(sink, 0, (size_t)plan->partial * sizeof *sink);
+        sink[0] = ((const real *)p->sinks)[i.head] * LOG2E;
+        sink[1] = 1;
+        merge_partial(first, sink, p->d_v);
+    }
+    const real l = i.query < s->band.n_q ? first[1] : 0;
+    const int64_t row = s->query_row + i.query;
+    store_output((stored *)p->output.data + at(&p->output, s->batch, i.head, row), first + 2, l, p->d_v);
+    if (p->lse) ((real *)p->lse)[lse_index(p, s->batch, i.head, row)] = lse_of(first[0], l);
+    if (p->weights) store_weights(call, s, r, first[0], l, split_max);
+}
+
 static void merge(const attn_call *call, int64_t slice) {
     const attn_problem *p = call->problem;
-    const attn_plan *plan = call->plan;
-    const int64_t batch = slice / p->n_kv_heads, kv_head = slice % p->n_kv_heads;
-    const band range = band_of(p, batch);
-    real *const split_max = (real *)call->shared + plan->shared_reals - plan->n_merges * plan->splits +
-                            slice * plan->splits;
-    for (int64_t r = 0; r < plan->rows; r++) {
-        const row_index i = row_of(p, kv_head, r);
-        real *const first = (real *)call->shared + (slice * plan->splits * plan->rows + r) * plan->partial;
-        split_max[0] = first[0];
-        for (int64_t s = 1; s < plan->splits; s++) {
-            const real *part = first + s * plan->rows * plan->partial;
-            split_max[s] = part[0];
-            merge_partial(first, part, p->d_v);
-        }
-        const real m = first[0], l = i.query < range.n_q ? first[1] : 0;
-        store_output((stored *)p->output.data + at(&p->output, batch, i.head, i.query), first + 2, l, p->d_v);
-        if (p->lse)
-            ((real *)p->lse)[(batch * p->n_heads + i.head) * p->n_q + i.query] = lse_of(m, l);
-        if (p->weights) store_weights(call, slice, r, i, m, l, split_max);
-    }
+    const split s = split_of(call, slice / p->n_kv_heads, slice % p->n_kv_heads);
+    for (int64_t r = 0; r < s.plan->rows; r++)
+        if (!p->query_starts || row_exists(&s, r)) merge_row(call, &s, r);
 }
 
 extern const attn_kernel ATTN_KERNEL(decode);

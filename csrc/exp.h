@@ -9,23 +9,28 @@
 
 #include "simd.h"
 
-#ifdef ATTN_DTYPE_f64 /* degree 11, error 1.8e-17 before rounding */
-static const real EXP2_Q[] = {0x1.c0638527edf34p-32, 0x1.e605f979c7a5dp-28, 0x1.b54167a0b9061p-24,
-                              0x1.62bfd49ed0adfp-20, 0x1.ffcbee3b0af8cp-17, 0x1.4309130961163p-13,
-                              0x1.5d87fe7bbbe07p-10, 0x1.3b2ab6fba1e1cp-7,  0x1.c6b08d7048f31p-5,
-                              0x1.ebfbdff82c598p-3,  0x1.62e42fefa39f3p-1};
-#else /* degree 6, error 2.6e-9 before rounding */
-static const real EXP2_Q[] = {0x1.470b4ap-13f, 0x1.5f7276p-10f, 0x1.3b270ep-7f,
-                              0x1.c6ae72p-5f,  0x1.ebfbe2p-3f,  0x1.62e432p-1f};
+/* q(f) = (2^f - 1) / f, highest power first: small relative error, which tanh needs too. */
+#ifdef ATTN_DTYPE_f64 /* degree 10, error 1.8e-17 before rounding */
+static const real EXP2_Q[] = {0x1.e8cab7c976947p-32, 0x1.e605d28b72567p-28, 0x1.b525a09339debp-24,
+                              0x1.62bfd4b4adf2bp-20, 0x1.ffcbfc1ea37c7p-17, 0x1.4309130958e77p-13,
+                              0x1.5d87fe78b211ap-10, 0x1.3b2ab6fba1e40p-7,  0x1.c6b08d704a08ep-5,
+                              0x1.ebfbdff82c598p-3,  0x1.62e42fefa39efp-1};
+#else /* degree 5, error 1.1e-8 before rounding */
+static const real EXP2_Q[] = {0x1.4308fap-13f, 0x1.5f07b4p-10f, 0x1.3b2ba0p-7f,
+                              0x1.c6af6ep-5f,  0x1.ebfbdep-3f,  0x1.62e430p-1f};
 #endif
 #define LOG2E REAL(1.44269504088896340736)
 
-INLINE vec v_exp2(vec y) {
-    const vec n = v_round(y), f = v_sub(y, n);
+INLINE vec v_exp2_q(vec f) { /* (2^f - 1) / f */
     vec q = v_set1(EXP2_Q[0]);
     UNROLL for (unsigned i = 1; i < sizeof EXP2_Q / sizeof *EXP2_Q; i++)
         q = v_fma(q, f, v_set1(EXP2_Q[i]));
-    return v_scale_exp2(v_fma(q, f, v_set1(1)), n, y, REAL_MIN_EXP2);
+    return q;
+}
+
+INLINE vec v_exp2(vec y) {
+    const vec n = v_round(y), f = v_sub(y, n);
+    return v_scale_exp2(v_fma(v_exp2_q(f), f, v_set1(1)), n, y, REAL_MIN_EXP2);
 }
 
 /* The maximum to subtract: 0 for a row that has seen nothing, where -inf - -inf would be NaN. */

@@ -27,6 +27,7 @@ typedef struct attn_scratch {
     int64_t block_max; /* key blocks x block_q: the maximum each block used (prefill, weights) */
     int64_t keys, values; /* dense copies of a key block, where it cannot be read in place */
     int64_t hidden;  /* bytes, keys x block_q: which weights are hidden (guarded path) */
+    int64_t dropped; /* weights after dropout, as scores */
     int64_t reals;   /* size of it all */
 } attn_scratch;
 
@@ -34,17 +35,23 @@ struct attn_kernel;
 typedef struct attn_plan {
     const struct attn_kernel *kernel;
     int threads;
-    int64_t n_tasks, n_merges; /* merges run when all tasks are done */
-    int64_t q_blocks;          /* prefill: tasks per head */
+    int64_t n_prepares, n_tasks, n_merges; /* one phase after the other */
+    int64_t q_blocks;          /* prefill: tasks per head (packed: of all sequences together) */
     int64_t block_kv, key_blocks;
     int64_t splits, rows;      /* decode: key splits; query rows that share a kv head */
     int64_t d_qk_padded, d_v_padded;
     bool copy_keys, copy_values;
     attn_scratch scratch;
     int64_t partial;      /* decode: reals per row and split in shared memory: d_v_padded + 2 */
-    int64_t shared_reals; /* memory all threads see: partials, kept weights, maxima per split (decode) */
+    int64_t shared_reals; /* memory all threads see: partials, kept weights, maxima per split (decode);
+                             the views of a dense mask's tiles (prefill) */
     int real_bytes;
 } attn_plan;
+
+/* What a dense mask shows of one tile: see tile_view in mask.h, relative to the tile's corner. */
+typedef struct attn_tile_class {
+    uint8_t i0, i1, j0, j1, full;
+} attn_tile_class;
 
 typedef struct attn_call {
     const void *problem; /* attn_problem or attn_softmax_problem */
@@ -55,6 +62,7 @@ typedef struct attn_call {
 typedef struct attn_kernel {
     const char *label; /* f32_avx512 */
     int lanes, block_q, tile_keys; /* prefill: a task's queries, keys of its register tile */
+    void (*prepare)(const attn_call *call, int64_t task); /* prefill: looks through a dense mask once */
     void (*run)(const attn_call *call, int64_t task, void *scratch, attn_watch *watch);
     void (*merge)(const attn_call *call, int64_t task); /* decode: joins a row's key splits */
 } attn_kernel;
@@ -65,16 +73,37 @@ typedef struct attn_kernel_set {
 } attn_kernel_set;
 #undef ATTN_SLOT
 
+/* Packed sequences are cut into cells of `size` rows. Sequence b owns cells [cell_of(b), cell_of(b + 1)):
+ * in closed form, never fewer than it needs and at most one more. */
+static inline int64_t cell_of(const int64_t *starts, int64_t b, int64_t size) {
+    return starts[b] / size + b;
+}
+static inline int64_t sequence_of(const int64_t *starts, int64_t batch, int64_t size, int64_t cell) {
+    int64_t low = 0, high = batch - 1; /* the last b with cell_of(b) <= cell */
+    while (low < high) {
+        const int64_t middle = (low + high + 1) / 2;
+        if (cell_of(starts, middle, size) <= cell) low = middle;
+        else high = middle - 1;
+    }
+    return low;
+}
+
 /* Index of element 0 of a row. */
 static inline int64_t at(const attn_tensor *t, int64_t batch, int64_t head, int64_t row) {
     return batch * t->stride_batch + head * t->stride_head + row * t->stride_row;
+}
+
+/* Index of a row's lse; row counts from the start of the array (packed) or of the entry. */
+static inline int64_t lse_index(const attn_problem *p, int64_t batch, int64_t head, int64_t row) {
+    if (p->query_starts) return head * p->query_starts[p->batch] + row;
+    return (batch * p->n_heads + head) * p->n_q + row;
 }
 
 const attn_kernel_set *attn_kernels(attn_isa isa, attn_dtype dtype);
 int attn_real_bytes(attn_dtype dtype);
 int attn_stored_bytes(attn_dtype dtype);
 
-attn_plan attn_plan_attend(const attn_problem *problem);
+attn_plan attn_plan_attend(const attn_problem *problem, bool decode);
 attn_plan attn_plan_softmax(const attn_softmax_problem *problem);
 
 #endif

@@ -1,9 +1,10 @@
 /* Masks: which keys a query may attend. All of them intersect.
  *
- * Each mask gives a kernel three things: the range of keys that a block of queries can see (*_range),
- * whether a tile needs per-element work (*_full), and the work itself on scores (*_apply).
- *   band    causal, window and lengths: the visible keys of a row are one interval, moving with the row
- *   dense   a bool or additive array, read where it lies through its strides
+ * Each mask gives a kernel three things: which part of a tile has anything visible (*_range, *_view),
+ * whether that part needs per-element work (full), and the work itself on scores (*_apply).
+ *   band      causal, window and lengths: the visible keys of a row are one interval, moving with the row
+ *   segments  packed documents: query and key carry the same number
+ *   dense     a bool or additive array, read where it lies through its strides
  * A hidden score becomes -inf, by selection and never by addition, so nothing that lies in a hidden
  * slot (NaN included) reaches a result. Planning uses the integer part; kernels, which include simd.h
  * and exp.h first, also get the vector part. */
@@ -24,9 +25,14 @@ typedef struct band { /* of one batch entry: i sees j iff i + first <= j <= i + 
 
 static inline band band_of(const attn_problem *p, int64_t batch) {
     const int64_t offset = p->offsets ? p->offsets[batch] : p->offset;
-    return (band){offset - p->left, offset + p->right,
-                  p->query_lengths ? p->query_lengths[batch] : p->n_q,
-                  p->key_lengths ? p->key_lengths[batch] : p->n_kv};
+    band m = {offset - p->left, offset + p->right, p->n_q, p->n_kv};
+    if (p->query_starts) {
+        m.n_q = p->query_starts[batch + 1] - p->query_starts[batch];
+        m.n_kv = p->key_starts[batch + 1] - p->key_starts[batch];
+    }
+    if (p->query_lengths) m.n_q = p->query_lengths[batch];
+    if (p->key_lengths) m.n_kv = p->key_lengths[batch];
+    return m;
 }
 
 /* Keys that some query of [i0, i1) may see; empty ranges come back as begin = end. */
@@ -42,6 +48,54 @@ static inline bool band_full(const band *m, int64_t i0, int64_t i1, int64_t j0, 
     return i1 - 1 + m->first <= j0 && j1 - 1 <= i0 + m->last && j1 <= m->n_kv;
 }
 
+/* ---- segments --------------------------------------------------------------------------------- */
+
+/* The part of a tile, queries [i0, i1) x keys [j0, j1), outside of which nothing is visible;
+ * full = inside of it everything is. */
+typedef struct tile_view {
+    int64_t i0, i1, j0, j1;
+    bool full;
+} tile_view;
+
+typedef struct segments { /* of one batch entry; query = NULL: none */
+    const int64_t *query, *key;
+} segments;
+
+static inline segments segments_of(const attn_problem *p, int64_t batch) {
+    if (!p->query_segments) return (segments){NULL, NULL};
+    return (segments){p->query_segments + batch * p->n_q, p->key_segments + batch * p->n_kv};
+}
+
+static inline bool segments_meet(const int64_t *ids, int64_t n, int64_t low, int64_t high) {
+    bool meet = false;
+    for (int64_t e = 0; e < n; e++) meet |= low <= ids[e] && ids[e] <= high;
+    return meet;
+}
+
+/* Exact where a block holds one or two documents in order, else a tile too much now and then. */
+static inline tile_view segments_view(const segments *s, tile_view t) {
+    int64_t low = s->query[t.i0], high = low;
+    for (int64_t i = t.i0; i < t.i1; i++) {
+        low = s->query[i] < low ? s->query[i] : low;
+        high = s->query[i] > high ? s->query[i] : high;
+    }
+    if (!segments_meet(s->key + t.j0, t.j1 - t.j0, low, high)) {
+        t.j1 = t.j0;
+        return t;
+    }
+    while (s->key[t.j0] < low || s->key[t.j0] > high) t.j0++;
+    while (s->key[t.j1 - 1] < low || s->key[t.j1 - 1] > high) t.j1--;
+    int64_t key_low = s->key[t.j0], key_high = key_low;
+    for (int64_t j = t.j0; j < t.j1; j++) {
+        key_low = s->key[j] < key_low ? s->key[j] : key_low;
+        key_high = s->key[j] > key_high ? s->key[j] : key_high;
+    }
+    while (t.i0 < t.i1 && (s->query[t.i0] < key_low || s->query[t.i0] > key_high)) t.i0++;
+    while (t.i0 < t.i1 && (s->query[t.i1 - 1] < key_low || s->query[t.i1 - 1] > key_high)) t.i1--;
+    t.full &= low == high && key_low == low && key_high == low;
+    return t;
+}
+
 #ifdef LANES
 
 /* Scores of LANES queries i, i + 1, ... for one key j. */
@@ -53,6 +107,13 @@ INLINE vec band_apply_key(const band *m, vec s, int64_t i, int64_t j) {
 INLINE vec band_apply_query(const band *m, vec s, int64_t i, int64_t j) {
     return v_select(v_range(i + m->first - j, min_i(i + m->last + 1, m->n_kv) - j), s,
                     v_set1(-REAL_INF));
+}
+
+/* Scores of LANES queries from `query` on (n are real ones) for one key's number. */
+INLINE vec segments_apply_key(const int64_t *query, int n, int64_t key, vec s) {
+    real same[LANES] = {0};
+    for (int l = 0; l < n; l++) same[l] = query[l] == key;
+    return v_select(v_eq(v_load(same), v_zero()), v_set1(-REAL_INF), s);
 }
 
 /* ---- dense ----------------------------------------------------------------------------------- */
@@ -95,6 +156,41 @@ INLINE vec dense_apply(vec s, vec bias) {
     b = v_max(v_set1(-REAL_MAX / 2), v_min(v_set1(REAL_MAX / 2), b));
     b = v_select(v_eq(bias, v_set1(REAL_INF)), bias, b);
     return v_select(v_eq(bias, v_set1(-REAL_INF)), bias, v_add(s, b));
+}
+
+/* Is every bias of the tile 0 (all visible, nothing added)? */
+INLINE bool dense_is_zero(const dense *m, tile_view t) {
+    for (int64_t i = t.i0; i < (m->row ? t.i1 : t.i0 + 1); i++)
+        for (int64_t j = t.j0; j < t.j1; j += LANES) {
+            const int n = (int)min_i(LANES, t.j1 - j);
+            if (v_any(v_and_not(v_first(n), v_eq(dense_load(m, i, j, n), v_zero())))) return false;
+        }
+    return true;
+}
+
+INLINE tile_view dense_view(const dense *m, tile_view t) {
+    tile_view seen = {t.i1, t.i0, t.j1, t.j0, t.full};
+    for (int64_t j = t.j0; j < t.j1; j += LANES) {
+        const int n = (int)min_i(LANES, t.j1 - j);
+        vec columns = v_zero();
+        for (int64_t i = t.i0; i < t.i1; i++) {
+            const vec bias = dense_load(m, m->row ? i : t.i0, j, n);
+            const vmask visible = v_and_not(v_first(n), v_eq(bias, v_set1(-REAL_INF)));
+            if (!v_any(visible)) continue;
+            columns = v_select(visible, v_set1(1), columns);
+            seen.i0 = min_i(seen.i0, i);
+            seen.i1 = max_i(seen.i1, i + 1);
+        }
+        real lanes[LANES];
+        v_store(lanes, columns);
+        for (int l = 0; l < n; l++) {
+            if (lanes[l] == 0) continue;
+            seen.j0 = min_i(seen.j0, j + l);
+            seen.j1 = max_i(seen.j1, j + l + 1);
+        }
+    }
+    seen.full &= seen.j0 < seen.j1 && dense_is_zero(m, seen);
+    return seen;
 }
 
 #endif

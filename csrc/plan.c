@@ -48,13 +48,20 @@ static int64_t take(int64_t *total, int64_t reals) { /* a piece of scratch, alig
 static void plan_prefill(const attn_problem *p, attn_plan *plan) {
     const int64_t block_q = plan->kernel->block_q;
     const bool widened = attn_stored_bytes(p->dtype) != plan->real_bytes;
-    plan->q_blocks = (p->n_q + block_q - 1) / block_q;
+    plan->q_blocks = p->query_starts ? cell_of(p->query_starts, p->batch, block_q)
+                                     : (p->n_q + block_q - 1) / block_q;
     plan->block_kv = larger(32, smaller(128, KEY_BLOCK_REALS / larger(1, larger(p->d_qk, p->d_v)) / 8 * 8));
     plan->key_blocks = (p->n_kv + plan->block_kv - 1) / plan->block_kv;
     plan->copy_keys = widened || p->key.stride_row * plan->real_bytes % L1_ALIAS_BYTES == 0;
     plan->copy_values = widened || plan->d_v_padded != p->d_v ||
                         p->value.stride_row * plan->real_bytes % L1_ALIAS_BYTES == 0;
-    plan->n_tasks = p->batch * p->n_heads * plan->q_blocks;
+    plan->n_tasks = (p->query_starts ? 1 : p->batch) * p->n_heads * plan->q_blocks;
+    if (p->mask.kind != ATTN_MASK_NONE) { /* looked through once per distinct slice */
+        const int64_t entries = p->mask.stride_batch || p->mask.batch_offsets ? p->batch : 1;
+        plan->n_prepares = entries * (p->mask.stride_head ? p->n_heads : 1) * plan->q_blocks;
+        plan->shared_reals = plan->n_prepares * plan->key_blocks * (int64_t)sizeof(attn_tile_class) /
+                                 plan->real_bytes + 1;
+    }
     plan->threads = threads_for(visible_pairs(p, block_q) * p->n_heads * (p->d_qk + p->d_v), PREFILL_GRAIN,
                                 plan->n_tasks, p->num_threads);
 
@@ -70,17 +77,22 @@ static void plan_prefill(const attn_problem *p, attn_plan *plan) {
     s->keys = take(&s->reals, plan->copy_keys ? plan->block_kv * plan->d_qk_padded : 0);
     s->values = take(&s->reals, plan->copy_values ? plan->block_kv * plan->d_v_padded : 0);
     s->hidden = take(&s->reals, plan->block_kv * block_q / plan->real_bytes + 1);
+    s->dropped = take(&s->reals, p->dropout_p != 0 ? plan->block_kv * block_q : 0);
 }
 
 static void plan_decode(const attn_problem *p, attn_plan *plan) {
-    plan->rows = p->n_heads / p->n_kv_heads * p->n_q;
-    plan->splits = larger(1, (p->n_kv + SPLIT_KV - 1) / SPLIT_KV);
+    const int64_t n_q = smaller(p->n_q, DECODE_MAX_Q);
+    plan->rows = p->n_heads / p->n_kv_heads * n_q;
+    plan->splits = p->query_starts ? cell_of(p->key_starts, p->batch, SPLIT_KV)
+                                   : larger(1, (p->n_kv + SPLIT_KV - 1) / SPLIT_KV);
     plan->n_merges = p->batch * p->n_kv_heads;
-    plan->n_tasks = plan->n_merges * plan->splits;
+    plan->n_tasks = (p->query_starts ? p->n_kv_heads : plan->n_merges) * plan->splits;
     plan->partial = plan->d_v_padded + 2;
-    plan->shared_reals = plan->n_tasks * plan->rows * plan->partial + plan->n_tasks +
-                         (p->weights ? plan->n_merges * plan->rows * p->n_kv : 0);
-    plan->threads = threads_for(visible_pairs(p, p->n_q) / p->n_q * p->n_kv_heads * (p->d_qk + p->d_v),
+    /* partials; kept weights; the sink as a partial of each merge; the maximum of each split */
+    plan->shared_reals = plan->n_tasks * plan->rows * plan->partial +
+                         (p->weights ? plan->n_merges * plan->rows * p->n_kv : 0) +
+                         (p->sinks ? plan->n_merges * plan->partial : 0) + plan->n_tasks;
+    plan->threads = threads_for(visible_pairs(p, n_q) / n_q * p->n_kv_heads * (p->d_qk + p->d_v),
                                 DECODE_GRAIN, plan->n_tasks, p->num_threads);
 
     attn_scratch *s = &plan->scratch;
@@ -89,15 +101,15 @@ static void plan_decode(const attn_problem *p, attn_plan *plan) {
     s->hidden = take(&s->reals, plan->rows * SPLIT_KV / plan->real_bytes + 1);
 }
 
-attn_plan attn_plan_attend(const attn_problem *p) {
+attn_plan attn_plan_attend(const attn_problem *p, bool decode) {
     const attn_kernel_set *kernels = attn_kernels(attn_get_isa(), p->dtype);
-    attn_plan plan = {.kernel = p->n_q <= DECODE_MAX_Q ? kernels->decode : kernels->prefill,
+    attn_plan plan = {.kernel = decode ? kernels->decode : kernels->prefill,
                       .threads = 1,
                       .real_bytes = attn_real_bytes(p->dtype)};
     plan.d_qk_padded = round_up_to(p->d_qk, plan.kernel->lanes);
     plan.d_v_padded = round_up_to(p->d_v, plan.kernel->lanes);
     if (p->batch * p->n_heads * p->n_q == 0) return plan; /* nothing to write */
-    if (plan.kernel == kernels->decode) plan_decode(p, &plan);
+    if (decode) plan_decode(p, &plan);
     else plan_prefill(p, &plan);
     return plan;
 }
@@ -111,8 +123,8 @@ attn_plan attn_plan_softmax(const attn_softmax_problem *p) {
 }
 
 void attn_describe(const attn_problem *p, attn_description *d) {
-    const attn_plan plan = attn_plan_attend(p);
     const bool decode = p->n_q <= DECODE_MAX_Q;
+    const attn_plan plan = attn_plan_attend(p, decode);
     *d = (attn_description){.kernel = decode ? "decode" : "prefill",
                             .label = plan.kernel->label,
                             .isa = attn_isa_name(attn_get_isa()),

@@ -16,224 +16,208 @@
  * If weights are wanted the blocks of p are kept and scaled at the end by exp2(m_block - m) / l.
  *
  * Sources: Milakov and Gimelshein 2018 (online softmax), Dao et al. 2022 (tiling). */
-#include "internal.h"
-#include "simd.h"
-#include "exp.h"
-#include "mask.h"
-#include "tiles.h"
+#include "block.h"
 
 #define LAZY REAL(8.0) /* log2 units a row's scores may climb above its reference maximum */
 
-typedef struct block { /* what a task works on */
-    const attn_problem *p;
-    const attn_plan *plan;
-    int64_t batch, head, kv_head;
-    int64_t i0, n, i1; /* queries [i0, i1) that are not padding; n = lanes in use */
-    int vecs;          /* vectors of lanes in use */
-    band band;
-    dense dense;
-    real *panel, *scores, *output, *m, *l, *alpha, *top;
-    real *key_copy, *value_copy;
-    uint8_t *hidden;
-} block;
-
-static block block_of(const attn_call *call, int64_t task, real *scratch) {
-    const attn_problem *p = call->problem;
-    const attn_plan *plan = call->plan;
-    const attn_scratch *s = &plan->scratch;
-    const int64_t slice = task / plan->q_blocks;
-    /* the last queries first: with a causal mask they are the long tasks */
-    const int64_t i0 = (plan->q_blocks - 1 - task % plan->q_blocks) * BLOCK_Q;
-    block b = {.p = p, .plan = plan, .batch = slice / p->n_heads, .head = slice % p->n_heads, .i0 = i0};
-    b.kv_head = b.head / (p->n_heads / p->n_kv_heads);
-    b.band = band_of(p, b.batch);
-    b.dense = dense_of(&p->mask, b.batch, b.head);
-    b.i1 = max_i(i0, min_i(i0 + BLOCK_Q, b.band.n_q));
-    b.n = b.i1 - i0;
-    b.vecs = (int)((b.n + LANES - 1) / LANES);
-    b.panel = scratch + s->queries;
-    b.scores = scratch + s->scores;
-    b.output = scratch + s->output;
-    b.m = scratch + s->rows;
-    b.l = b.m + BLOCK_Q;
-    b.alpha = b.l + BLOCK_Q;
-    b.top = b.alpha + BLOCK_Q;
-    b.key_copy = scratch + s->keys;
-    b.value_copy = scratch + s->values;
-    b.hidden = (uint8_t *)(scratch + s->hidden);
-    return b;
-}
-
-/* Panel: query i0 + l in lane l, element c in row c, times scale log2(e). Unused lanes are 0. */
-static void pack_queries(const block *b) {
+/* scores[j - j0][lane] for keys [j0, j1) and `vecs` vectors of lanes, and each lane's maximum. */
+static void score_block(const block *b, int64_t j0, int64_t j1, int first, int vecs, real *restrict scores) {
     const attn_problem *p = b->p;
-    const stored *q = (const stored *)p->query.data + at(&p->query, b->batch, b->head, b->i0);
-    const vec scale = v_set1((real)(p->scale * 1.44269504088896340736));
-    for (int v = 0; v < b->vecs; v++) {
-        for (int64_t c = 0; c < p->d_qk; c += LANES) {
-            const int columns = (int)min_i(LANES, p->d_qk - c);
-            vec r[LANES];
-            UNROLL for (int l = 0; l < LANES; l++) {
-                const int64_t i = v * LANES + l;
-                r[l] = i < b->n ? v_load_stored_part(q + i * p->query.stride_row + c, columns) : v_zero();
-            }
-            v_transpose(r);
-            for (int l = 0; l < columns; l++)
-                v_store(b->panel + (c + l) * BLOCK_Q + v * LANES, v_mul(r[l], scale));
-        }
-    }
-}
-
-/* Keys or values [j0, j1) as dense reals, columns beyond d filled with 0. */
-static void copy_rows(const attn_tensor *t, const block *b, int64_t j0, int64_t j1, int64_t d,
-                      int64_t stride, real *restrict to) {
-    for (int64_t j = j0; j < j1; j++, to += stride) {
-        const stored *row = (const stored *)t->data + at(t, b->batch, b->kv_head, j);
-        int64_t c = 0;
-        for (; c + LANES <= d; c += LANES) v_store(to + c, v_load_stored(row + c));
-        if (c < d) v_store(to + c, v_load_stored_part(row + c, (int)(d - c)));
-    }
-}
-
-/* scores[j - j0][lane] for keys [j0, j1), and each lane's maximum in b->top. */
-static void score_block(const block *b, int64_t j0, int64_t j1, real *restrict scores) {
-    const attn_problem *p = b->p;
-    const real *keys = (const real *)p->key.data + at(&p->key, b->batch, b->kv_head, j0);
+    const real *keys = (const real *)p->key.data + at(&p->key, b->batch, b->kv_head, b->key_row + j0);
+    const real *panel = b->panel + first * LANES;
+    real *top = b->top + first * LANES;
     int64_t stride = p->key.stride_row;
     if (b->plan->copy_keys) {
         stride = b->plan->d_qk_padded;
         copy_rows(&p->key, b, j0, j1, p->d_qk, stride, b->key_copy);
         keys = b->key_copy;
     }
-    for (int v = 0; v < BLOCK_Q; v += LANES) v_store(b->top + v, v_set1(-REAL_INF));
+    for (int v = 0; v < vecs; v++) v_store(top + v * LANES, v_set1(-REAL_INF));
     for (int64_t j = 0; j < j1 - j0; j += TILE_KEYS) {
         const real *rows[TILE_KEYS]; /* past the end the last key again: computed, never used */
         for (int k = 0; k < TILE_KEYS; k++) rows[k] = keys + min_i(j + k, j1 - j0 - 1) * stride;
-        real *to = scores + j * BLOCK_Q;
-        switch (b->vecs) {
-        case 1: score_tile(1, b->panel, rows, p->d_qk, to, b->top); break;
-        case 2: score_tile(2, b->panel, rows, p->d_qk, to, b->top); break;
-        default: score_tile(TILE_QV, b->panel, rows, p->d_qk, to, b->top); break;
+        real *to = scores + j * BLOCK_Q + first * LANES;
+        switch (vecs) {
+        case 1: score_tile(1, panel, rows, p->d_qk, to, top); break;
+        case 2: score_tile(2, panel, rows, p->d_qk, to, top); break;
+        default: score_tile(TILE_QV, panel, rows, p->d_qk, to, top); break;
         }
     }
 }
 
-/* Adds the dense mask to the scores of keys [j0, j1). */
-static void apply_dense(const block *b, int64_t j0, int64_t j1, real *restrict scores) {
+/* Adds the dense mask to the scores of keys [j0, j1) for the vector of queries from lane `lane` on. */
+static void apply_dense(const block *b, int lane, int64_t j0, int64_t j1, real *restrict scores) {
     const dense *mask = &b->dense;
     for (int64_t j = j0; j < j1; j += LANES) {
         const int keys = (int)min_i(LANES, j1 - j);
-        for (int v = 0; v < b->vecs; v++) {
-            vec bias[LANES];
-            real *s = scores + (j - j0) * BLOCK_Q + v * LANES;
-            if (mask->row == 0) { /* one mask row for all queries */
-                for (int k = 0; k < keys; k++) bias[k] = v_set1(dense_at(mask, 0, j + k));
-            } else {
-                const int64_t i = b->i0 + v * LANES;
-                UNROLL for (int l = 0; l < LANES; l++) bias[l] = dense_load(mask, min_i(i + l, b->i1 - 1), j, keys);
-                v_transpose(bias);
-            }
-            for (int k = 0; k < keys; k++)
-                v_store(s + k * BLOCK_Q, dense_apply(v_load(s + k * BLOCK_Q), bias[k]));
+        vec bias[LANES];
+        real *s = scores + (j - j0) * BLOCK_Q + lane;
+        if (mask->row == 0) { /* one mask row for all queries */
+            for (int k = 0; k < keys; k++) bias[k] = v_set1(dense_at(mask, 0, j + k));
+        } else {
+            UNROLL for (int l = 0; l < LANES; l++)
+                bias[l] = dense_load(mask, min_i(b->i0 + lane + l, b->i1 - 1), j, keys);
+            v_transpose(bias);
         }
+        for (int k = 0; k < keys; k++)
+            v_store(s + k * BLOCK_Q, dense_apply(v_load(s + k * BLOCK_Q), bias[k]));
     }
 }
 
-/* Masks on the scores of a block that is not fully visible, and the maxima anew. */
-static void mask_block(const block *b, int64_t j0, int64_t j1, real *restrict scores) {
-    const bool cut = !band_full(&b->band, b->i0, b->i1, j0, j1);
-    if (b->dense.kind != ATTN_MASK_NONE) apply_dense(b, j0, j1, scores);
-    for (int v = 0; v < b->vecs; v++) {
+/* Score functions and masks on a block that needs them, and the maxima anew. */
+static void finish_scores(const block *b, tile_view t, int first, int vecs, bool cut, real *restrict scores) {
+    for (int v = first; v < first + vecs; v++) {
+        const int lane = v * LANES;
+        const int64_t i = b->i0 + lane;
         vec top = v_set1(-REAL_INF);
-        real *s = scores + v * LANES;
-        for (int64_t j = j0; j < j1; j++, s += BLOCK_Q) {
-            vec x = v_load(s);
-            if (cut) {
-                x = band_apply_key(&b->band, x, b->i0 + v * LANES, j);
-                v_store(s, x);
+        if (b->score.any)
+            for (int64_t j = t.j0; j < t.j1; j++) {
+                real *s = scores + (j - t.j0) * BLOCK_Q + lane;
+                const vec distance = v_add(v_iota(), v_set1((real)(i + b->score.offset - j)));
+                v_store(s, score_apply(&b->score, v_load(s), distance));
             }
+        if (b->dense.kind != ATTN_MASK_NONE && !t.full) apply_dense(b, lane, t.j0, t.j1, scores);
+        for (int64_t j = t.j0; j < t.j1; j++) {
+            real *s = scores + (j - t.j0) * BLOCK_Q + lane;
+            vec x = v_load(s);
+            if (cut) x = band_apply_key(&b->band, x, i, j);
+            if (b->segments.query && !t.full)
+                x = segments_apply_key(b->segments.query + i, (int)min_i(LANES, b->i1 - i), b->segments.key[j], x);
+            v_store(s, x);
             top = v_max(x, top);
         }
-        v_store(b->top + v * LANES, top);
+        v_store(b->top + lane, top);
     }
 }
 
 /* Scores become weights relative to each lane's (new) maximum; m, l and alpha move on. */
-INLINE void softmax_lanes(const int vecs, const block *b, int64_t n, real *restrict scores) {
+INLINE void softmax_lanes(const int vecs, const block *b, int first, int64_t n, real *restrict scores) {
+    real *const m_row = b->m + first * LANES, *const l_row = b->l + first * LANES;
+    real *const alpha_row = b->alpha + first * LANES, *const top_row = b->top + first * LANES;
     vec m[TILE_QV], sum[TILE_QV];
     UNROLL for (int v = 0; v < vecs; v++) {
-        const vec old = v_load(b->m + v * LANES), top = v_load(b->top + v * LANES);
+        const vec old = v_load(m_row + v * LANES), top = v_load(top_row + v * LANES);
         const vmask moved = v_lt(v_add(old, v_set1(LAZY)), top);
         const vec now = v_select(moved, top, old);
         m[v] = v_reference_max(now);
         sum[v] = v_zero();
-        v_store(b->m + v * LANES, now);
-        v_store(b->alpha + v * LANES, v_select(moved, v_exp2(v_sub(old, m[v])), v_set1(1)));
+        v_store(m_row + v * LANES, now);
+        v_store(alpha_row + v * LANES, v_select(moved, v_exp2(v_sub(old, m[v])), v_set1(1)));
     }
     for (int64_t j = 0; j < n; j++) {
         UNROLL for (int v = 0; v < vecs; v++) {
-            real *s = scores + j * BLOCK_Q + v * LANES;
+            real *s = scores + j * BLOCK_Q + (first + v) * LANES;
             const vec p = v_exp2(v_sub(v_load(s), m[v]));
             sum[v] = v_add(sum[v], p);
             v_store(s, p);
         }
     }
     UNROLL for (int v = 0; v < vecs; v++) {
-        const vec l = v_load(b->l + v * LANES), alpha = v_load(b->alpha + v * LANES);
-        v_store(b->l + v * LANES, v_fma(l, alpha, sum[v]));
+        const vec l = v_load(l_row + v * LANES), alpha = v_load(alpha_row + v * LANES);
+        v_store(l_row + v * LANES, v_fma(l, alpha, sum[v]));
     }
 }
 
-static void softmax_block(const block *b, int64_t n, real *restrict scores) {
-    switch (b->vecs) {
-    case 1: softmax_lanes(1, b, n, scores); break;
-    case 2: softmax_lanes(2, b, n, scores); break;
-    default: softmax_lanes(TILE_QV, b, n, scores); break;
+static void softmax_block(const block *b, int first, int vecs, int64_t n, real *restrict scores) {
+    switch (vecs) {
+    case 1: softmax_lanes(1, b, first, n, scores); break;
+    case 2: softmax_lanes(2, b, first, n, scores); break;
+    default: softmax_lanes(TILE_QV, b, first, n, scores); break;
     }
 }
 
 static value_rows values_of(const block *b, int64_t j0, int64_t j1) {
     const attn_problem *p = b->p;
     if (!b->plan->copy_values)
-        return (value_rows){(const real *)p->value.data + at(&p->value, b->batch, b->kv_head, j0),
+        return (value_rows){(const real *)p->value.data + at(&p->value, b->batch, b->kv_head, b->key_row + j0),
                             p->value.stride_row};
     copy_rows(&p->value, b, j0, j1, p->d_v, b->plan->d_v_padded, b->value_copy);
     return (value_rows){b->value_copy, b->plan->d_v_padded};
 }
 
-static void attend_block(const block *b, int64_t j0, int64_t j1, real *restrict scores) {
-    const int64_t n = j1 - j0, d_v = b->plan->d_v_padded;
-    const weight_tile weights = {scores, 1, BLOCK_Q};
+/* The weights that multiply the values: those of the softmax, or a copy after dropout. */
+static const real *dropped_weights(const block *b, tile_view t, int64_t lanes, const real *scores) {
+    uint32_t rows[BLOCK_Q];
+    if (b->dropout.keep == 0) return scores;
+    for (int64_t r = 0; r < lanes; r++) rows[r] = dropout_row(&b->dropout, b->i0 + r);
+    for (int64_t j = 0; j < t.j1 - t.j0; j++) {
+        const uint32_t mixed = mix((uint32_t)(t.j0 + j));
+        for (int64_t r = 0; r < lanes; r++)
+            b->dropped[j * BLOCK_Q + r] =
+                scores[j * BLOCK_Q + r] * dropout_factor(&b->dropout, rows[r], mixed);
+    }
+    return b->dropped;
+}
+
+/* Where anything of the block's queries x keys [j0, j1) is visible, by all masks but the band. */
+static tile_view view_of(const block *b, int64_t j0, int64_t j1) {
+    tile_view t = {b->i0, b->i1, j0, j1, true};
+    if (b->dense.kind != ATTN_MASK_NONE) {
+        const int64_t index = j0 / b->plan->block_kv, corner = index * b->plan->block_kv;
+        const attn_tile_class c = b->classes[index];
+        t = (tile_view){b->i0 + c.i0, min_i(b->i0 + c.i1, b->i1), max_i(j0, corner + c.j0),
+                        min_i(j1, corner + c.j1), c.full};
+    }
+    if (b->segments.query && t.i0 < t.i1 && t.j0 < t.j1) t = segments_view(&b->segments, t);
+    /* whole vectors of lanes are worked on, so hidden lanes beside visible ones need the masks */
+    t.full &= (t.i0 - b->i0) % LANES == 0 && (t.i1 == b->i1 || (t.i1 - b->i0) % LANES == 0);
+    return t;
+}
+
+/* One block of keys: scores, softmax, second product. scores holds keys from t.j0 on. */
+static void attend_block(const block *b, tile_view t, real *restrict scores) {
+    const int first = (int)(t.i0 - b->i0) / LANES;
+    const int vecs = (int)(t.i1 - b->i0 + LANES - 1) / LANES - first;
+    const int64_t n = t.j1 - t.j0, d_v = b->plan->d_v_padded;
+    const int64_t r0 = first * LANES, r1 = min_i(b->n, r0 + vecs * LANES);
+    const bool cut = !band_full(&b->band, b->i0 + r0, b->i0 + r1, t.j0, t.j1);
     bool guarded = false;
 
-    score_block(b, j0, j1, scores);
-    const value_rows values = values_of(b, j0, j1);
-    if (b->dense.kind != ATTN_MASK_NONE || !band_full(&b->band, b->i0, b->i1, j0, j1)) {
-        mask_block(b, j0, j1, scores);
+    score_block(b, t.j0, t.j1, first, vecs, scores);
+    const value_rows values = values_of(b, t.j0, t.j1);
+    if (cut || !t.full || b->score.any) finish_scores(b, t, first, vecs, cut, scores);
+    if (cut || !t.full) {
         guarded = !values_finite(values, n, d_v, false);
         if (guarded)
             for (int64_t e = 0; e < n * BLOCK_Q; e++) b->hidden[e] = scores[e] == -REAL_INF;
     }
-    softmax_block(b, n, scores);
+    softmax_block(b, first, vecs, n, scores);
+    const real *weights = dropped_weights(b, t, r1, scores);
     if (!guarded) {
-        value_product(b->n, d_v, false, weights, values, n, b->alpha, b->output, d_v);
+        value_product(r1 - r0, d_v, false, (weight_tile){weights + r0, 1, BLOCK_Q}, values, n, b->alpha + r0,
+                      b->output + r0 * d_v, d_v);
         return;
     }
-    for (int64_t r = 0; r < b->n; r++) {
-        const weight_tile row = {scores + r, 1, BLOCK_Q};
-        value_row_guarded(b->hidden + r, BLOCK_Q, d_v, false, row, values, n, b->alpha + r,
-                          b->output + r * d_v);
+    for (int64_t r = r0; r < r1; r++)
+        value_row_guarded(b->hidden + r, BLOCK_Q, d_v, false, (weight_tile){weights + r, 1, BLOCK_Q}, values,
+                          n, b->alpha + r, b->output + r * d_v);
+}
+
+/* A sink joins the denominator alone: l and o move to the maximum that includes it. */
+static void add_sink(const block *b) {
+    const vec sink = v_set1(((const real *)b->p->sinks)[b->head] * LOG2E);
+    for (int v = 0; v < b->vecs; v++) {
+        const vec old = v_load(b->m + v * LANES), now = v_max(old, sink), m = v_reference_max(now);
+        const vec alpha = v_exp2(v_sub(old, m));
+        v_store(b->alpha + v * LANES, alpha);
+        v_store(b->m + v * LANES, now);
+        v_store(b->l + v * LANES, v_fma(v_load(b->l + v * LANES), alpha, v_exp2(v_sub(sink, m))));
     }
+    for (int64_t r = 0; r < b->n; r++)
+        for (int64_t c = 0; c < b->plan->d_v_padded; c += LANES) {
+            real *o = b->output + r * b->plan->d_v_padded + c;
+            v_store(o, v_mul(v_load(o), v_set1(b->alpha[r])));
+        }
 }
 
 /* Row r of the block: output = o / l, lse beside it. */
 static void store_row(const block *b, int64_t r) {
     const attn_problem *p = b->p;
     const real l = r < b->n ? b->l[r] : 0;
-    store_output((stored *)p->output.data + at(&p->output, b->batch, b->head, b->i0 + r),
+    const int64_t row = b->query_row + b->i0 + r;
+    store_output((stored *)p->output.data + at(&p->output, b->batch, b->head, row),
                  b->output + r * b->plan->d_v_padded, l, p->d_v);
-    if (p->lse)
-        ((real *)p->lse)[(b->batch * p->n_heads + b->head) * p->n_q + b->i0 + r] = lse_of(b->m[r], l);
+    if (p->lse) ((real *)p->lse)[lse_index(p, b->batch, b->head, row)] = lse_of(b->m[r], l);
 }
 
 /* Weights of the block's rows from the kept p, keys [keys.begin, keys.end); all other keys get 0. */
@@ -244,8 +228,9 @@ static void store_weights(const block *b, key_range keys, const real *block_max)
     const int64_t all = min_i(BLOCK_Q, p->n_q - b->i0);
     for (int64_t r = 0; r < all; r++) {
         const key_range seen = r < b->n ? keys : (key_range){0, 0};
-        memset(rows + r * p->n_kv, 0, (size_t)seen.begin * sizeof *rows);
-        memset(rows + r * p->n_kv + seen.end, 0, (size_t)(p->n_kv - seen.end) * sizeof *rows);
+        const real l = r < b->n ? b->l[r] : 0;
+        fill_hidden(rows + r * p->n_kv, seen.begin, l);
+        fill_hidden(rows + r * p->n_kv + seen.end, p->n_kv - seen.end, l);
     }
     for (int v = 0; v < b->vecs; v++) {
         const vec m = v_reference_max(v_load(b->m + v * LANES)), l = v_load(b->l + v * LANES);
@@ -264,13 +249,28 @@ static void store_weights(const block *b, key_range keys, const real *block_max)
     }
 }
 
+/* Weights of the part of block [j0, j1) that t leaves out are 0. After attend_block, whose last score
+ * tile may write past t. */
+static void clear_around(const block *b, tile_view t, int64_t j0, int64_t j1) {
+    const int64_t from = (t.i0 - b->i0) / LANES * LANES, to = round_up(t.i1 - b->i0, LANES);
+    if (from == 0 && to >= b->n && t.j0 == j0 && t.j1 == j1) return;
+    for (int64_t j = j0; j < j1; j++) {
+        real *row = b->scores + j * BLOCK_Q;
+        const bool inside = t.i0 < t.i1 && t.j0 <= j && j < t.j1;
+        memset(row, 0, (size_t)(inside ? from : BLOCK_Q) * sizeof *row);
+        if (inside) memset(row + to, 0, (size_t)(BLOCK_Q - to) * sizeof *row);
+    }
+}
+
 static void run(const attn_call *call, int64_t task, void *scratch, attn_watch *watch) {
     const block b = block_of(call, task, scratch);
     const attn_problem *p = b.p;
     const int64_t block_kv = b.plan->block_kv;
+    const int64_t rows = p->query_starts ? b.n : min_i(BLOCK_Q, p->n_q - b.i0);
     const key_range keys = b.n ? band_range(&b.band, b.i0, b.i1) : (key_range){0, 0};
     real *block_max = (real *)scratch + b.plan->scratch.block_max;
 
+    if (p->query_starts && b.band.n_q <= DECODE_MAX_Q) return; /* the decode kernel's */
     pack_queries(&b);
     for (int r = 0; r < BLOCK_Q; r++) b.m[r] = -REAL_INF, b.l[r] = 0;
     memset(b.output, 0, (size_t)(b.n * b.plan->d_v_padded) * sizeof(real));
@@ -279,13 +279,40 @@ static void run(const attn_call *call, int64_t task, void *scratch, attn_watch *
         if (attn_should_stop(watch)) return;
         const int64_t index = j0 / block_kv;
         j1 = min_i((index + 1) * block_kv, keys.end);
-        attend_block(&b, j0, j1, p->weights ? b.scores + j0 * BLOCK_Q : b.scores);
-        if (p->weights) memcpy(block_max + index * BLOCK_Q, b.m, BLOCK_Q * sizeof(real));
+        const tile_view t = view_of(&b, j0, j1);
+        if (t.i0 < t.i1 && t.j0 < t.j1)
+            attend_block(&b, t, p->weights ? b.scores + t.j0 * BLOCK_Q : b.scores);
+        if (!p->weights) continue;
+        clear_around(&b, t, j0, j1);
+        memcpy(block_max + index * BLOCK_Q, b.m, BLOCK_Q * sizeof(real));
     }
-    for (int64_t r = 0; r < min_i(BLOCK_Q, p->n_q - b.i0); r++) store_row(&b, r);
+    if (p->sinks) add_sink(&b);
+    for (int64_t r = 0; r < rows; r++) store_row(&b, r);
     if (p->weights) store_weights(&b, keys, block_max);
 }
 
+/* Looks through one block of queries of one distinct dense mask. */
+static void prepare(const attn_call *call, int64_t task) {
+    const attn_problem *p = call->problem;
+    const attn_plan *plan = call->plan;
+    const int64_t slice = task / plan->q_blocks, i0 = task % plan->q_blocks * BLOCK_Q;
+    const int64_t heads = p->mask.stride_head ? p->n_heads : 1;
+    const dense mask = dense_of(&p->mask, slice / heads, slice % heads);
+    attn_tile_class *out = (attn_tile_class *)call->shared + task * plan->key_blocks;
+    for (int64_t k = 0; k < plan->key_blocks; k++) {
+        const int64_t j0 = k * plan->block_kv;
+        const tile_view t = dense_view(&mask, (tile_view){i0, min_i(i0 + BLOCK_Q, p->n_q), j0,
+                                                          min_i(j0 + plan->block_kv, p->n_kv), true});
+        out[k] = t.j0 < t.j1 ? (attn_tile_class){(uint8_t)(t.i0 - i0), (uint8_t)(t.i1 - i0),
+                                                 (uint8_t)(t.j0 - j0), (uint8_t)(t.j1 - j0), t.full}
+                             : (attn_tile_class){0, 0, 0, 0, 0};
+    }
+}
+
 extern const attn_kernel ATTN_KERNEL(prefill);
-const attn_kernel ATTN_KERNEL(prefill) = {
-    .label = ATTN_LABEL, .lanes = LANES, .block_q = BLOCK_Q, .tile_keys = TILE_KEYS, .run = run};
+const attn_kernel ATTN_KERNEL(prefill) = {.label = ATTN_LABEL,
+                                          .lanes = LANES,
+                                          .block_q = BLOCK_Q,
+                                          .tile_keys = TILE_KEYS,
+                                          .prepare = prepare,
+                                          .run = run};

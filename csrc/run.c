@@ -17,6 +17,10 @@
 #endif
 #ifdef _OPENMP
 #include <omp.h>
+/* GCC has had omp_pause_resource_all since version 9, long before it claimed OpenMP 5.0. */
+#if _OPENMP >= 201811 || (defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 9)
+#define CAN_PAUSE
+#endif
 #endif
 
 #define POLL_NS 20000000        /* how often the calling thread looks for a signal */
@@ -59,6 +63,7 @@ typedef struct arena {
 static pthread_key_t arena_key;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static _Thread_local arena *own_arena;
+static _Thread_local int team_size = 1; /* threads of the caller's OpenMP team that exist */
 
 static void arena_free(void *value) {
     arena *a = value;
@@ -69,8 +74,9 @@ static void arena_free(void *value) {
 /* A forked child has none of its parent's worker threads, and libgomp would wait for them for ever:
  * dissolve the team before the fork, it is formed again when needed. */
 static void before_fork(void) {
-#if defined(_OPENMP) && _OPENMP >= 201811
+#ifdef CAN_PAUSE
     if (!omp_in_parallel()) omp_pause_resource_all(omp_pause_hard);
+    team_size = 1;
 #endif
 }
 
@@ -115,25 +121,83 @@ static void arena_put(void *memory) {
 typedef struct team {
     attn_call call;
     int (*poll)(void);
+    int threads;
     atomic_bool stop;
-    atomic_llong next_task, next_merge;
+    atomic_int arrived; /* at the end of a phase, all phases counted together */
+    atomic_llong next_prepare, next_task, next_merge;
     char *scratch; /* threads x scratch_bytes */
     size_t scratch_bytes;
 } team;
+
+/* Until all threads have ended the phase. Not OpenMP's barrier: that is deaf to signals, and the
+ * calling thread must hear them while others work on. */
+static void wait_for_all(team *t, int phase, attn_watch *watch) {
+    const struct timespec nap = {0, 50000};
+    for (int64_t turn = 0; atomic_load(&t->arrived) < phase * t->threads; turn++) {
+        if (turn < 4000) continue; /* the usual wait is short */
+        if (turn < 8000) sched_yield();
+        else nanosleep(&nap, NULL);
+        attn_should_stop(watch);
+    }
+}
 
 static void work(team *t, int thread) {
     const attn_plan *plan = t->call.plan;
     attn_watch watch = {&t->stop, thread == 0 ? t->poll : NULL, now_ns() + POLL_NS};
     void *scratch = t->scratch + (size_t)thread * t->scratch_bytes;
-    for (int64_t task; (task = atomic_fetch_add(&t->next_task, 1)) < plan->n_tasks && !attn_should_stop(&watch);)
+    int phase = 0;
+    int64_t task;
+    if (plan->n_prepares) {
+        while ((task = atomic_fetch_add(&t->next_prepare, 1)) < plan->n_prepares && !attn_should_stop(&watch))
+            plan->kernel->prepare(&t->call, task);
+        atomic_fetch_add(&t->arrived, 1);
+        wait_for_all(t, ++phase, &watch);
+    }
+    while ((task = atomic_fetch_add(&t->next_task, 1)) < plan->n_tasks && !attn_should_stop(&watch))
         plan->kernel->run(&t->call, task, scratch, &watch);
-    if (plan->n_merges == 0) return;
-#ifdef _OPENMP
-#pragma omp barrier
-#endif
-    for (int64_t task; (task = atomic_fetch_add(&t->next_merge, 1)) < plan->n_merges && !attn_should_stop(&watch);)
+    atomic_fetch_add(&t->arrived, 1);
+    phase++;
+    if (plan->n_merges || thread == 0) wait_for_all(t, phase, &watch);
+    while ((task = atomic_fetch_add(&t->next_merge, 1)) < plan->n_merges && !attn_should_stop(&watch))
         plan->kernel->merge(&t->call, task);
 }
+
+#ifdef _OPENMP
+static void *pass_gate(void *gate) {
+    pthread_mutex_lock(gate);
+    pthread_mutex_unlock(gate);
+    return NULL;
+}
+
+/* libgomp ends the process when it cannot start a thread. So before a team grows, try whether as many
+ * as it lacks can be alive at once. */
+static bool can_grow_team(int threads) {
+    const int more = threads - team_size;
+    pthread_t *trial = more > 0 ? malloc((size_t)more * sizeof *trial) : NULL;
+    pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
+    int n = 0;
+    if (more <= 0) return true;
+    if (!trial) return false;
+    pthread_mutex_lock(&gate);
+    while (n < more && pthread_create(&trial[n], NULL, pass_gate, &gate) == 0) n++;
+    pthread_mutex_unlock(&gate);
+    for (int i = 0; i < n; i++) pthread_join(trial[i], NULL);
+    free(trial);
+    return n == more;
+}
+
+static bool run_team(team *t, int threads) {
+    if (!can_grow_team(threads)) return false;
+    team_size = threads;
+#pragma omp parallel num_threads(threads)
+    {
+#pragma omp single
+        t->threads = omp_get_num_threads(); /* may be fewer than asked for */
+        work(t, omp_get_thread_num());
+    }
+    return true;
+}
+#endif
 
 static attn_status run_plan(const void *problem, const attn_plan *plan, int (*poll)(void)) {
     if (plan->n_tasks == 0) return ATTN_OK;
@@ -144,21 +208,27 @@ static attn_status run_plan(const void *problem, const attn_plan *plan, int (*po
     if (!memory) return ATTN_NO_MEMORY;
     team t = {.call = {problem, plan, memory},
               .poll = poll,
+              .threads = 1,
               .scratch = memory + shared_bytes,
               .scratch_bytes = scratch_bytes};
+    bool started = true;
 #ifdef _OPENMP
-    if (plan->threads > 1) {
-#pragma omp parallel num_threads(plan->threads)
-        work(&t, omp_get_thread_num());
-    } else
+    if (plan->threads > 1) started = run_team(&t, plan->threads);
+    else
 #endif
         work(&t, 0);
     arena_put(memory);
-    return t.stop ? ATTN_INTERRUPTED : ATTN_OK;
+    return !started ? ATTN_NO_MEMORY : t.stop ? ATTN_INTERRUPTED : ATTN_OK;
 }
 
 attn_status attn_attend(const attn_problem *problem, int (*poll)(void)) {
-    const attn_plan plan = attn_plan_attend(problem);
+    const bool packed = problem->query_starts;
+    if (packed || problem->n_q <= DECODE_MAX_Q) { /* of packed sequences each kernel takes its own */
+        const attn_plan plan = attn_plan_attend(problem, true);
+        const attn_status status = run_plan(problem, &plan, poll);
+        if (status != ATTN_OK || problem->n_q <= DECODE_MAX_Q) return status;
+    }
+    const attn_plan plan = attn_plan_attend(problem, false);
     return run_plan(problem, &plan, poll);
 }
 

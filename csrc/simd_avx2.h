@@ -27,8 +27,13 @@ INLINE vec v_div(vec a, vec b) { return V(div)(a, b); }
 INLINE vec v_max(vec a, vec b) { return V(max)(a, b); }
 INLINE vec v_min(vec a, vec b) { return V(min)(a, b); }
 INLINE vec v_fma(vec a, vec b, vec c) { return V(fmadd)(a, b, c); }
+INLINE vec v_abs(vec a) { return V(andnot)(v_set1(REAL(-0.0)), a); }
+INLINE vec v_copysign(vec size, vec sign) { /* size >= 0 */
+    return V(or)(size, V(and)(sign, v_set1(REAL(-0.0))));
+}
 
 INLINE vmask v_and(vmask a, vmask b) { return V(and)(a, b); }
+INLINE vmask v_or(vmask a, vmask b) { return V(or)(a, b); }
 INLINE vmask v_and_not(vmask a, vmask b) { return V(andnot)(b, a); } /* a without b */
 INLINE bool v_any(vmask m) { return V(movemask)(m) != 0; }
 INLINE vmask v_lt(vec a, vec b) { return V_CMP(a, b, _CMP_LT_OQ); }

@@ -29,9 +29,14 @@ INLINE vec v_div(vec a, vec b) { return V(div)(a, b); }
 INLINE vec v_max(vec a, vec b) { return V(max)(a, b); }
 INLINE vec v_min(vec a, vec b) { return V(min)(a, b); }
 INLINE vec v_fma(vec a, vec b, vec c) { return V(fmadd)(a, b, c); }
+INLINE vec v_abs(vec a) { return V(abs)(a); }
+INLINE vec v_copysign(vec size, vec sign) { /* size >= 0 */
+    return V(or)(size, V(and)(sign, v_set1(REAL(-0.0))));
+}
 
 INLINE vmask v_first(int n) { return (vmask)((1u << n) - 1); } /* 0 <= n <= LANES */
 INLINE vmask v_and(vmask a, vmask b) { return a & b; }
+INLINE vmask v_or(vmask a, vmask b) { return a | b; }
 INLINE vmask v_and_not(vmask a, vmask b) { return (vmask)(a & ~b); }
 INLINE bool v_any(vmask m) { return m != 0; }
 INLINE vmask v_lt(vec a, vec b) { return V_MASK_OF(_CMP_LT_OQ); }

@@ -2,7 +2,7 @@
  * against; it is written to be read, not to be fast. See simd.h for the meaning. */
 
 #define TILE_KEYS 4
-#define TILE_QV 6
+#define TILE_QV 3
 #define TILE_ROWS 6
 #define TILE_DV 2
 
@@ -20,9 +20,12 @@ INLINE vec v_max(vec a, vec b) { return a > b ? a : b; }
 INLINE vec v_min(vec a, vec b) { return a < b ? a : b; }
 /* Two roundings: a fused one would be a library call per element where the CPU has none. */
 INLINE vec v_fma(vec a, vec b, vec c) { return a * b + c; }
+INLINE vec v_abs(vec a) { return a < 0 ? -a : a + 0; }
+INLINE vec v_copysign(vec size, vec sign) { return (vec)copysign(size, sign); } /* size >= 0 */
 
 INLINE vmask v_first(int n) { return n > 0; }
 INLINE vmask v_and(vmask a, vmask b) { return a && b; }
+INLINE vmask v_or(vmask a, vmask b) { return a || b; }
 INLINE vmask v_and_not(vmask a, vmask b) { return a && !b; }
 INLINE bool v_any(vmask m) { return m; }
 INLINE vmask v_lt(vec a, vec b) { return a < b; }

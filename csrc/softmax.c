@@ -5,10 +5,15 @@
 #include "exp.h"
 #include "mask.h"
 
-/* Scores of one row from column j on in log2 units, hidden lanes -inf. */
+/* Scores of one row from column j on, hidden lanes -inf. A finite sum stays finite: -inf alone hides. */
 INLINE vec visible_scores(const stored *row, const dense *mask, int64_t i, int64_t j, int n) {
-    vec s = v_mul(v_load_stored_part(row + j, n), v_set1(LOG2E));
-    if (mask->kind != ATTN_MASK_NONE) s = dense_apply(s, dense_load(mask, i, j, n));
+    vec s = v_load_stored_part(row + j, n);
+    if (mask->kind != ATTN_MASK_NONE) {
+        const vec bias = dense_load(mask, i, j, n), sum = v_add(s, bias);
+        const vec clamped = v_max(v_set1(-REAL_MAX), v_min(v_set1(REAL_MAX), sum));
+        const vmask infinite = v_or(v_eq(v_abs(s), v_set1(REAL_INF)), v_eq(v_abs(bias), v_set1(REAL_INF)));
+        s = v_select(v_eq(bias, v_set1(-REAL_INF)), bias, v_select(infinite, sum, clamped));
+    }
     return v_select(v_first(n), s, v_set1(-REAL_INF));
 }
 
@@ -17,16 +22,19 @@ static void softmax_row(const attn_softmax_problem *p, int64_t i) {
     stored *out = (stored *)p->output.data + i * p->output.stride_row;
     const dense mask = dense_of(&p->mask, 0, 0);
     const int64_t n = p->lengths ? p->lengths[i] : p->n;
+    const vec log2e = v_set1(LOG2E);
     vec top = v_set1(-REAL_INF), sum = v_zero();
     for (int64_t j = 0; j < n; j += LANES)
         top = v_max(visible_scores(row, &mask, i, j, (int)min_i(LANES, n - j)), top);
     const vec m = v_reference_max(v_set1(v_max_lanes(top)));
-    for (int64_t j = 0; j < n; j += LANES)
-        sum = v_add(sum, v_exp2(v_sub(visible_scores(row, &mask, i, j, (int)min_i(LANES, n - j)), m)));
+    for (int64_t j = 0; j < n; j += LANES) {
+        const vec s = visible_scores(row, &mask, i, j, (int)min_i(LANES, n - j));
+        sum = v_add(sum, v_exp2(v_mul(v_sub(s, m), log2e)));
+    }
     const real l = v_sum(sum);
     for (int64_t j = 0; j < n; j += LANES) {
         const int lanes = (int)min_i(LANES, n - j);
-        const vec e = v_exp2(v_sub(visible_scores(row, &mask, i, j, lanes), m));
+        const vec e = v_exp2(v_mul(v_sub(visible_scores(row, &mask, i, j, lanes), m), log2e));
         v_store_stored_part(out + j, l == 0 ? v_zero() : v_div(e, v_set1(l)), lanes);
     }
     memset(out + n, 0, (size_t)(p->n - n) * sizeof *out);

@@ -132,6 +132,12 @@ INLINE void store_output(stored *restrict out, const real *restrict o, real l, i
     }
 }
 
+/* Weights of keys that a row does not see: 0, but a row whose sum is not a number is that throughout. */
+INLINE void fill_hidden(stored *restrict weights, int64_t n, real l) {
+    const stored fill = s_store(l != l ? l : 0);
+    for (int64_t j = 0; j < n; j++) weights[j] = fill;
+}
+
 /* ---- values that may hold NaN or infinity in hidden slots ------------------------------------- */
 
 INLINE bool values_finite(value_rows v, int64_t n, int64_t d_v, const bool is_stored) {

@@ -27,6 +27,15 @@ def attend(
     dtype: int,  # index into DTYPES
     bshd: bool,  # axes are (batch, n, heads, d)
     num_threads: int,  # 0 = default_threads()
+    extras: tuple[Any, ...] | None,  # what few calls have, in this order:
+    #   softcap: float (0 = none)
+    #   alibi_slopes: compute type, C-contiguous (n_heads,) or (batch, n_heads); or None
+    #   sinks: compute type (n_heads,); or None
+    #   query_segments, key_segments: int64 C-contiguous (batch, n_q), (batch, n_kv); or None
+    #   dropout_p: float (0 = none), dropout_seed: int in [0, 2**64)
+    #   query_starts, key_starts: int64 (sequences + 1,): packed sequences, the arrays then being
+    #     (rows, heads, d) with bshd true and lse (n_heads, rows); or None
+    #   longest_q, longest_kv: int, most rows of a packed sequence
 ) -> None: ...
 def explain(*args: Any) -> dict[str, Any]: ...  # attend's arguments (out may be None): the plan, nothing run
 def softmax(

@@ -16,70 +16,6 @@ cdef extern from "Python.h":
     object PyErr_Occurred()
 
 
-cdef extern from "attn_engine.h":
-    ctypedef int attn_isa
-    ctypedef int attn_dtype
-    ctypedef int attn_status
-    ctypedef int attn_mask_kind
-    int ATTN_ISA_COUNT, ATTN_DTYPE_COUNT
-    int ATTN_OK, ATTN_NO_MEMORY, ATTN_INTERRUPTED
-    int ATTN_MASK_NONE, ATTN_MASK_BOOL, ATTN_MASK_ADD
-    int64_t ATTN_UNBOUNDED
-    const char *ATTN_VERSION
-    const char *ATTN_COMPILER
-
-    ctypedef struct attn_tensor:
-        void *data
-        int64_t stride_batch, stride_head, stride_row
-
-    ctypedef struct attn_mask:
-        attn_mask_kind kind
-        const void *data
-        int64_t stride_batch, stride_head, stride_row, stride_col
-        const int64_t *batch_offsets
-
-    ctypedef struct attn_problem:
-        attn_dtype dtype
-        int64_t batch, n_heads, n_kv_heads, n_q, n_kv, d_qk, d_v
-        attn_tensor query, key, value, output
-        double scale
-        attn_mask mask
-        int64_t left, right, offset
-        const int64_t *offsets
-        const int64_t *query_lengths
-        const int64_t *key_lengths
-        void *weights
-        void *lse
-        int num_threads
-
-    ctypedef struct attn_softmax_problem:
-        attn_dtype dtype
-        int64_t rows, n
-        attn_tensor scores, output
-        attn_mask mask
-        const int64_t *lengths
-        int num_threads
-
-    ctypedef struct attn_description:
-        const char *kernel
-        const char *label
-        const char *isa
-        int threads
-        int64_t tasks, block_q, block_kv, splits, split_kv, key_blocks, scratch_bytes
-
-    attn_status attn_attend(const attn_problem *problem, int (*poll)() noexcept) noexcept nogil
-    attn_status attn_softmax(const attn_softmax_problem *problem, int (*poll)() noexcept) noexcept nogil
-    void attn_describe(const attn_problem *problem, attn_description *description) noexcept nogil
-    const char *attn_isa_name(attn_isa isa) noexcept
-    const char *attn_dtype_name(attn_dtype dtype) noexcept
-    bint attn_isa_supported(attn_isa isa) noexcept
-    attn_isa attn_get_isa() noexcept
-    void attn_set_isa(attn_isa isa) noexcept
-    int attn_default_threads() noexcept
-    void attn_set_cpu_quota(int cpus) noexcept
-    int attn_openmp_version() noexcept
-
-
 version = ATTN_VERSION.decode()
 ISAS = tuple([attn_isa_name(<attn_isa>i).decode() for i in range(ATTN_ISA_COUNT)])
 DTYPES = tuple([attn_dtype_name(<attn_dtype>i).decode() for i in range(ATTN_DTYPE_COUNT)])
@@ -88,6 +24,7 @@ UNBOUNDED = ATTN_UNBOUNDED
 # Arrays of one call, in the order of attend's arguments.
 cdef enum:
     QUERY, KEY, VALUE, OUT, WEIGHTS, LSE, MASK, MASK_OFFSETS, QUERY_LENGTHS, KEY_LENGTHS, OFFSETS
+    SLOPES, SINKS, QUERY_SEGMENTS, KEY_SEGMENTS, QUERY_STARTS, KEY_STARTS
     BUFFERS
 
 
@@ -130,7 +67,7 @@ cdef attn_tensor tensor(const Py_buffer *v, bint bshd) noexcept:
 cdef int fill(attn_problem *p, buffers *b, tuple args) except -1:
     """attend's arguments as a problem; b holds the buffers it points into."""
     (query, key, value, out, weights, lse, mask, mask_offsets, query_lengths, key_lengths, offsets,
-     scale, offset, left, right, dtype, bshd, num_threads) = args
+     scale, offset, left, right, dtype, bshd, num_threads, extras) = args
     get(b, QUERY, query, PyBUF_STRIDES)
     get(b, KEY, key, PyBUF_STRIDES)
     get(b, VALUE, value, PyBUF_STRIDES)
@@ -179,6 +116,32 @@ cdef int fill(attn_problem *p, buffers *b, tuple args) except -1:
     p.weights = b.view[WEIGHTS].buf
     p.lse = b.view[LSE].buf
     p.num_threads = num_threads
+    if extras is not None:
+        fill_extras(p, b, extras)
+    return 0
+
+
+cdef int fill_extras(attn_problem *p, buffers *b, tuple extras) except -1:
+    """What few calls have, after the arrays are in place: score functions, segments, packing, dropout."""
+    (softcap, slopes, sinks, query_segments, key_segments, dropout_p, dropout_seed,
+     query_starts, key_starts, longest_q, longest_kv) = extras
+    get(b, SLOPES, slopes, PyBUF_STRIDES)
+    get(b, SINKS, sinks, PyBUF_STRIDES)
+    get(b, QUERY_SEGMENTS, query_segments, PyBUF_STRIDES)
+    get(b, KEY_SEGMENTS, key_segments, PyBUF_STRIDES)
+    get(b, QUERY_STARTS, query_starts, PyBUF_STRIDES)
+    get(b, KEY_STARTS, key_starts, PyBUF_STRIDES)
+    p.softcap, p.dropout_p, p.dropout_seed = softcap, dropout_p, dropout_seed
+    p.alibi_slopes = b.view[SLOPES].buf
+    p.alibi_stride_batch = p.n_heads if b.view[SLOPES].ndim == 2 else 0
+    p.sinks = b.view[SINKS].buf
+    p.query_segments = <const int64_t *>b.view[QUERY_SEGMENTS].buf
+    p.key_segments = <const int64_t *>b.view[KEY_SEGMENTS].buf
+    if query_starts is not None:
+        p.query_starts = <const int64_t *>b.view[QUERY_STARTS].buf
+        p.key_starts = <const int64_t *>b.view[KEY_STARTS].buf
+        p.batch = b.view[QUERY_STARTS].shape[0] - 1
+        p.n_q, p.n_kv = longest_q, longest_kv
     return 0
 
 

@@ -95,7 +95,7 @@ def plain_attention(
     right = 0 if is_causal else UNBOUNDED
     return (
         query, key, value, out, None, None, None, None, None, None, None,
-        scale, 0, UNBOUNDED, right, code, False, threads,
+        scale, 0, UNBOUNDED, right, code, False, threads, None,
     )  # fmt: skip
 
 
@@ -163,7 +163,7 @@ def attention(
         query, key, value, raw(target),
         raw(_flat(weights, 3)) if want_weights else None,
         _flat(lse, 2) if want_lse else None,
-        mask, mask_offsets, *limits[:3], scale, *limits[3:], dtype_code(dtype), bshd, threads,
+        mask, mask_offsets, *limits[:3], scale, *limits[3:], dtype_code(dtype), bshd, threads, None,
     )  # fmt: skip
     return Problem(arguments, output, weights, lse, spill)
 

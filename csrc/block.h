@@ -1,0 +1,119 @@
+/* What a prefill task works on: BLOCK_Q queries of one head, where they lie, what masks and scores them,
+ * and its scratch; and how queries and awkward rows are brought into it. */
+#ifndef ATTN_BLOCK_H
+#define ATTN_BLOCK_H
+
+#include "internal.h"
+#include "simd.h"
+#include "exp.h"
+#include "dropout.h"
+#include "mask.h"
+#include "score.h"
+#include "tiles.h"
+
+typedef struct block { /* what a task works on */
+    const attn_problem *p;
+    const attn_plan *plan;
+    int64_t batch, head, kv_head;
+    int64_t i0, n, i1;          /* queries [i0, i1) that are not padding; n = lanes in use */
+    int64_t query_row, key_row; /* where the entry's rows begin (packed sequences) */
+    int vecs;                   /* vectors of lanes in use */
+    band band;
+    segments segments;
+    dense dense;
+    const attn_tile_class *classes; /* of the dense mask's tiles, per key block */
+    score_fn score;
+    dropout dropout;
+    real *panel, *scores, *output, *m, *l, *alpha, *top;
+    real *key_copy, *value_copy, *dropped;
+    uint8_t *hidden;
+} block;
+
+/* The dense masks of two tasks are one where the strides say so: index of the distinct slice. */
+static int64_t mask_slice(const attn_problem *p, int64_t batch, int64_t head) {
+    const attn_mask *m = &p->mask;
+    const int64_t heads = m->stride_head ? p->n_heads : 1;
+    return (m->stride_batch || m->batch_offsets ? batch * heads : 0) + (m->stride_head ? head : 0);
+}
+
+static void place_block(block *b, int64_t task) { /* which batch entry, head and queries it is */
+    const attn_problem *p = b->p;
+    const int64_t q_blocks = b->plan->q_blocks;
+    if (p->query_starts) {
+        const int64_t cell = task % q_blocks;
+        b->head = task / q_blocks;
+        b->batch = sequence_of(p->query_starts, p->batch, BLOCK_Q, cell);
+        b->i0 = (cell - cell_of(p->query_starts, b->batch, BLOCK_Q)) * BLOCK_Q;
+        b->query_row = p->query_starts[b->batch];
+        b->key_row = p->key_starts[b->batch];
+    } else {
+        b->batch = task / q_blocks / p->n_heads;
+        b->head = task / q_blocks % p->n_heads;
+        /* the last queries first: with a causal mask they are the long tasks */
+        b->i0 = (q_blocks - 1 - task % q_blocks) * BLOCK_Q;
+    }
+    b->kv_head = b->head / (p->n_heads / p->n_kv_heads);
+}
+
+static block block_of(const attn_call *call, int64_t task, real *scratch) {
+    const attn_problem *p = call->problem;
+    const attn_plan *plan = call->plan;
+    const attn_scratch *s = &plan->scratch;
+    block b = {.p = p, .plan = plan};
+    place_block(&b, task);
+    b.band = band_of(p, b.batch);
+    b.segments = segments_of(p, b.batch);
+    b.dense = dense_of(&p->mask, b.batch, b.head);
+    b.classes = (const attn_tile_class *)call->shared +
+                (mask_slice(p, b.batch, b.head) * plan->q_blocks + b.i0 / BLOCK_Q) * plan->key_blocks;
+    b.score = score_of(p, b.batch, b.head);
+    b.dropout = dropout_of(p, b.batch, b.head);
+    b.i1 = max_i(b.i0, min_i(b.i0 + BLOCK_Q, b.band.n_q));
+    b.n = b.i1 - b.i0;
+    b.vecs = (int)((b.n + LANES - 1) / LANES);
+    b.panel = scratch + s->queries;
+    b.scores = scratch + s->scores;
+    b.output = scratch + s->output;
+    b.m = scratch + s->rows;
+    b.l = b.m + BLOCK_Q;
+    b.alpha = b.l + BLOCK_Q;
+    b.top = b.alpha + BLOCK_Q;
+    b.key_copy = scratch + s->keys;
+    b.value_copy = scratch + s->values;
+    b.dropped = scratch + s->dropped;
+    b.hidden = (uint8_t *)(scratch + s->hidden);
+    return b;
+}
+
+/* Panel: query i0 + l in lane l, element c in row c, times scale log2(e). Unused lanes are 0. */
+static void pack_queries(const block *b) {
+    const attn_problem *p = b->p;
+    const stored *q = (const stored *)p->query.data + at(&p->query, b->batch, b->head, b->query_row + b->i0);
+    const vec scale = v_set1((real)(p->scale * 1.44269504088896340736));
+    for (int v = 0; v < b->vecs; v++) {
+        for (int64_t c = 0; c < p->d_qk; c += LANES) {
+            const int columns = (int)min_i(LANES, p->d_qk - c);
+            vec r[LANES];
+            UNROLL for (int l = 0; l < LANES; l++) {
+                const int64_t i = v * LANES + l;
+                r[l] = i < b->n ? v_load_stored_part(q + i * p->query.stride_row + c, columns) : v_zero();
+            }
+            v_transpose(r);
+            for (int l = 0; l < columns; l++)
+                v_store(b->panel + (c + l) * BLOCK_Q + v * LANES, v_mul(r[l], scale));
+        }
+    }
+}
+
+/* Keys or values [j0, j1) as dense reals, columns beyond d filled with 0. */
+static void copy_rows(const attn_tensor *t, const block *b, int64_t j0, int64_t j1, int64_t d,
+                      int64_t stride, real *restrict to) {
+    for (int64_t j = j0; j < j1; j++, to += stride) {
+        const stored *row = (const stored *)t->data + at(t, b->batch, b->kv_head, b->key_row + j);
+        int64_t c = 0;
+        for (; c + LANES <= d; c += LANES) v_store(to + c, v_load_stored(row + c));
+        if (c < d) v_store(to + c, v_load_stored_part(row + c, (int)(d - c)));
+    }
+}
+
+#endif

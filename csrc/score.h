@@ -1,0 +1,38 @@
+/* Score functions: what happens to a score (log2 units) between the product and the masks.
+ *
+ *   softcap   s = c tanh(s / c)
+ *   ALiBi     s = s - slope |i + offset - j|        (Press et al. 2022)
+ *
+ * Adding one: its parameter in attn_problem and score_fn, its line in score_of and score_apply. */
+#ifndef ATTN_SCORE_H
+#define ATTN_SCORE_H
+
+#include "attn_engine.h"
+#include "tanh.h"
+
+typedef struct score_fn { /* of one batch entry and head */
+    bool any;
+    real cap, slope; /* log2 units; 0 = none */
+    int64_t offset;  /* of the diagonal: query i stands at key position i + offset */
+} score_fn;
+
+INLINE score_fn score_of(const attn_problem *p, int64_t batch, int64_t head) {
+    score_fn f = {.cap = (real)p->softcap * LOG2E, .offset = p->offsets ? p->offsets[batch] : p->offset};
+    if (p->alibi_slopes)
+        f.slope = ((const real *)p->alibi_slopes)[batch * p->alibi_stride_batch + head] * LOG2E;
+    f.any = f.cap != 0 || p->alibi_slopes;
+    return f;
+}
+
+/* distance: i + offset - j of each lane, of either sign */
+INLINE vec score_apply(const score_fn *f, vec s, vec distance) {
+    if (f->cap != 0) s = v_mul(v_set1(f->cap), v_tanh(v_div(s, v_set1(f->cap))));
+    return v_fma(v_set1(-f->slope), v_abs(distance), s);
+}
+
+INLINE vec v_iota(void) { /* 0, 1, ..., LANES - 1 */
+    static const real counting[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    return v_load(counting);
+}
+
+#endif

@@ -1,0 +1,78 @@
+# cython: language_level=3
+"""The C interface of the engine (csrc/attn_engine.h) as Cython sees it."""
+
+from libc.stdint cimport int64_t, uint64_t
+
+
+cdef extern from "attn_engine.h":
+    ctypedef int attn_isa
+    ctypedef int attn_dtype
+    ctypedef int attn_status
+    ctypedef int attn_mask_kind
+    int ATTN_ISA_COUNT, ATTN_DTYPE_COUNT
+    int ATTN_OK, ATTN_NO_MEMORY, ATTN_INTERRUPTED
+    int ATTN_MASK_NONE, ATTN_MASK_BOOL, ATTN_MASK_ADD
+    int64_t ATTN_UNBOUNDED
+    const char *ATTN_VERSION
+    const char *ATTN_COMPILER
+
+    ctypedef struct attn_tensor:
+        void *data
+        int64_t stride_batch, stride_head, stride_row
+
+    ctypedef struct attn_mask:
+        attn_mask_kind kind
+        const void *data
+        int64_t stride_batch, stride_head, stride_row, stride_col
+        const int64_t *batch_offsets
+
+    ctypedef struct attn_problem:
+        attn_dtype dtype
+        int64_t batch, n_heads, n_kv_heads, n_q, n_kv, d_qk, d_v
+        attn_tensor query, key, value, output
+        double scale
+        attn_mask mask
+        int64_t left, right, offset
+        const int64_t *offsets
+        const int64_t *query_lengths
+        const int64_t *key_lengths
+        const int64_t *query_starts
+        const int64_t *key_starts
+        const int64_t *query_segments
+        const int64_t *key_segments
+        double softcap
+        const void *alibi_slopes
+        int64_t alibi_stride_batch
+        const void *sinks
+        double dropout_p
+        uint64_t dropout_seed
+        void *weights
+        void *lse
+        int num_threads
+
+    ctypedef struct attn_softmax_problem:
+        attn_dtype dtype
+        int64_t rows, n
+        attn_tensor scores, output
+        attn_mask mask
+        const int64_t *lengths
+        int num_threads
+
+    ctypedef struct attn_description:
+        const char *kernel
+        const char *label
+        const char *isa
+        int threads
+        int64_t tasks, block_q, block_kv, splits, split_kv, key_blocks, scratch_bytes
+
+    attn_status attn_attend(const attn_problem *problem, int (*poll)() noexcept) noexcept nogil
+    attn_status attn_softmax(const attn_softmax_problem *problem, int (*poll)() noexcept) noexcept nogil
+    void attn_describe(const attn_problem *problem, attn_description *description) noexcept nogil
+    const char *attn_isa_name(attn_isa isa) noexcept
+    const char *attn_dtype_name(attn_dtype dtype) noexcept
+    bint attn_isa_supported(attn_isa isa) noexcept
+    attn_isa attn_get_isa() noexcept
+    void attn_set_isa(attn_isa isa) noexcept
+    int attn_default_threads() noexcept
+    void attn_set_cpu_quota(int cpus) noexcept
+    int attn_openmp_version() noexcept
