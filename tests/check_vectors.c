@@ -176,8 +176,15 @@ static void sums_and_maxima(void) {
         check_that(lanes_of(v_sum_each(rows)).at[l] == total * (real)(l + 1), "v_sum_each, lane %d",
                    l);
 
-    for (int trial = 0; trial < 1000; trial++) { /* a row's sum has the same bits in any lane */
+    for (int trial = 0; trial < 1000; trial++) {
         for (int l = 0; l < LANES; l++) x.at[l] = (real)(check_random() * exp(8 * check_random()));
+        for (int by = 1; by < LANES; by++) { /* a range of keys may begin in any lane */
+            lanes turned;
+            for (int l = 0; l < LANES; l++) turned.at[l] = x.at[(l + by) % LANES];
+            check_that(same(v_sum(v_load(turned.at)), v_sum(v_load(x.at))), "v_sum, turned by %d",
+                       by);
+        }
+        /* a row's sum has the same bits in any lane */
         for (int l = 0; l < LANES; l++) rows[l] = v_load(x.at);
         const lanes sums = lanes_of(v_sum_each(rows));
         for (int at = 0; at < LANES; at++) {
