@@ -61,16 +61,17 @@ typedef struct attn_problem {
      * [key_starts[b], key_starts[b + 1]) of one long axis, lengths and stride_batch do not apply,
      * n_q and n_kv are the longest; or NULL */
     const int64_t *query_starts, *key_starts;
-    const int64_t *query_segments, *key_segments; /* (batch, n_q), (batch, n_kv): attend iff equal; or NULL */
-    double softcap;                               /* c > 0: scores become c tanh(score / c); 0 = none */
-    const void *alibi_slopes;                     /* compute type, per head; or NULL */
-    int64_t alibi_stride_batch;                   /* n_heads, or 0 if all entries share them */
-    const void *sinks;                            /* compute type (n_heads,): logits of the denominator; or NULL */
+    const int64_t *query_segments,
+        *key_segments;          /* (batch, n_q), (batch, n_kv): attend iff equal; or NULL */
+    double softcap;             /* c > 0: scores become c tanh(score / c); 0 = none */
+    const void *alibi_slopes;   /* compute type, per head; or NULL */
+    int64_t alibi_stride_batch; /* n_heads, or 0 if all entries share them */
+    const void *sinks;          /* compute type (n_heads,): logits of the denominator; or NULL */
     double dropout_p;
     uint64_t dropout_seed;
-    void *weights;                /* (batch, n_heads, n_q, n_kv) of dtype, or NULL */
-    void *lse;                    /* (batch, n_heads, n_q), packed (n_heads, rows), of the compute type; or NULL */
-    int num_threads;              /* upper bound; 0 = attn_default_threads() */
+    void *weights; /* (batch, n_heads, n_q, n_kv) of dtype, or NULL */
+    void *lse;     /* (batch, n_heads, n_q), packed (n_heads, rows), of the compute type; or NULL */
+    int num_threads; /* upper bound; 0 = attn_default_threads() */
 } attn_problem;
 
 /* Row softmax of (rows, n) scores. Hidden entries get weight 0, a row with none visible all 0. */
@@ -100,7 +101,7 @@ bool attn_isa_supported(attn_isa isa); /* can this CPU run it? */
 attn_isa attn_get_isa(void);
 void attn_set_isa(attn_isa isa);
 
-int attn_default_threads(void); /* min(OpenMP's maximum now, CPU affinity, quota) */
+int attn_default_threads(void);    /* min(OpenMP's maximum now, CPU affinity, quota) */
 void attn_set_cpu_quota(int cpus); /* 0 = none */
 int attn_openmp_version(void);     /* the _OPENMP date, 0 without OpenMP */
 

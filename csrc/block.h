@@ -64,8 +64,9 @@ static block block_of(const attn_call *call, int64_t task, real *scratch) {
     b.band = band_of(p, b.batch);
     b.segments = segments_of(p, b.batch);
     b.dense = dense_of(&p->mask, b.batch, b.head);
-    b.classes = (const attn_tile_class *)call->shared +
-                (mask_slice(p, b.batch, b.head) * plan->q_blocks + b.i0 / BLOCK_Q) * plan->key_blocks;
+    b.classes =
+        (const attn_tile_class *)call->shared +
+        (mask_slice(p, b.batch, b.head) * plan->q_blocks + b.i0 / BLOCK_Q) * plan->key_blocks;
     b.score = score_of(p, b.batch, b.head);
     b.dropout = dropout_of(p, b.batch, b.head);
     b.i1 = max_i(b.i0, min_i(b.i0 + BLOCK_Q, b.band.n_q));
@@ -88,13 +89,14 @@ static block block_of(const attn_call *call, int64_t task, real *scratch) {
 /* Panel: query i0 + l in lane l, element c in row c, times scale log2(e). Unused lanes are 0. */
 static void pack_queries(const block *b) {
     const attn_problem *p = b->p;
-    const stored *q = (const stored *)p->query.data + at(&p->query, b->batch, b->head, b->query_row + b->i0);
+    const stored *q =
+        (const stored *)p->query.data + at(&p->query, b->batch, b->head, b->query_row + b->i0);
     const vec scale = v_set1((real)(p->scale * 1.44269504088896340736));
     for (int v = 0; v < b->vecs; v++) {
         for (int64_t c = 0; c < p->d_qk; c += LANES) {
             const int columns = (int)min_i(LANES, p->d_qk - c);
             vec r[LANES];
-            UNROLL for (int l = 0; l < LANES; l++) {
+    UNROLL for (int l = 0; l < LANES; l++) {
                 const int64_t i = v * LANES + l;
                 r[l] = i < b->n ? v_load_stored_part(q + i * p->query.stride_row + c, columns) : v_zero();
             }

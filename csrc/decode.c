@@ -27,7 +27,7 @@ INLINE vec dot_keys(const real *restrict q, const stored *restrict keys, int64_t
     for (int half = 0; half < LANES; half += DOT_KEYS) {
         const stored *row[DOT_KEYS];
         vec acc[DOT_KEYS];
-        UNROLL for (int k = 0; k < DOT_KEYS; k++) {
+    UNROLL for (int k = 0; k < DOT_KEYS; k++) {
             row[k] = keys + min_i(half + k, n - 1) * stride;
             acc[k] = v_zero();
         }

@@ -9,7 +9,8 @@
 #include "attn_engine.h"
 #include "simd.h"
 
-INLINE uint32_t mix(uint32_t x) { /* multiply and shift, twice, as in the finaliser of MurmurHash3 */
+INLINE uint32_t
+mix(uint32_t x) { /* multiply and shift, twice, as in the finaliser of MurmurHash3 */
     x = (x ^ (x >> 16)) * 0x85ebca6bu;
     x = (x ^ (x >> 13)) * 0xc2b2ae35u;
     return x ^ (x >> 16);

@@ -20,15 +20,15 @@ bool attn_should_stop(attn_watch *watch);
 
 /* Offsets in one thread's scratch, in reals; made by plan.c alone. */
 typedef struct attn_scratch {
-    int64_t queries; /* prefill: panel d_qk x block_q; decode: rows x d_qk rounded up to LANES */
-    int64_t scores;  /* prefill: keys x block_q; decode: rows x SPLIT_KV */
-    int64_t output;  /* block_q x d_v_padded (prefill) */
-    int64_t rows;    /* per query of the block: maximum, sum, correction (prefill) */
+    int64_t queries;   /* prefill: panel d_qk x block_q; decode: rows x d_qk rounded up to LANES */
+    int64_t scores;    /* prefill: keys x block_q; decode: rows x SPLIT_KV */
+    int64_t output;    /* block_q x d_v_padded (prefill) */
+    int64_t rows;      /* per query of the block: maximum, sum, correction (prefill) */
     int64_t block_max; /* key blocks x block_q: the maximum each block used (prefill, weights) */
     int64_t keys, values; /* dense copies of a key block, where it cannot be read in place */
-    int64_t hidden;  /* bytes, keys x block_q: which weights are hidden (guarded path) */
-    int64_t dropped; /* weights after dropout, as scores */
-    int64_t reals;   /* size of it all */
+    int64_t hidden;       /* bytes, keys x block_q: which weights are hidden (guarded path) */
+    int64_t dropped;      /* weights after dropout, as scores */
+    int64_t reals;        /* size of it all */
 } attn_scratch;
 
 struct attn_kernel;
@@ -36,14 +36,15 @@ typedef struct attn_plan {
     const struct attn_kernel *kernel;
     int threads;
     int64_t n_prepares, n_tasks, n_merges; /* one phase after the other */
-    int64_t q_blocks;          /* prefill: tasks per head (packed: of all sequences together) */
+    int64_t q_blocks; /* prefill: tasks per head (packed: of all sequences together) */
     int64_t block_kv, key_blocks;
-    int64_t splits, rows;      /* decode: key splits; query rows that share a kv head */
+    int64_t splits, rows; /* decode: key splits; query rows that share a kv head */
     int64_t d_qk_padded, d_v_padded;
     bool copy_keys, copy_values;
     attn_scratch scratch;
-    int64_t partial;      /* decode: reals per row and split in shared memory: d_v_padded + 2 */
-    int64_t shared_reals; /* memory all threads see: partials, kept weights, maxima per split (decode);
+    int64_t partial; /* decode: reals per row and split in shared memory: d_v_padded + 2 */
+    int64_t
+        shared_reals; /* memory all threads see: partials, kept weights, maxima per split (decode);
                              the views of a dense mask's tiles (prefill) */
     int real_bytes;
 } attn_plan;
@@ -60,9 +61,10 @@ typedef struct attn_call {
 } attn_call;
 
 typedef struct attn_kernel {
-    const char *label; /* f32_avx512 */
+    const char *label;             /* f32_avx512 */
     int lanes, block_q, tile_keys; /* prefill: a task's queries, keys of its register tile */
-    void (*prepare)(const attn_call *call, int64_t task); /* prefill: looks through a dense mask once */
+    void (*prepare)(const attn_call *call,
+                    int64_t task); /* prefill: looks through a dense mask once */
     void (*run)(const attn_call *call, int64_t task, void *scratch, attn_watch *watch);
     void (*merge)(const attn_call *call, int64_t task); /* decode: joins a row's key splits */
 } attn_kernel;
@@ -78,7 +80,8 @@ typedef struct attn_kernel_set {
 static inline int64_t cell_of(const int64_t *starts, int64_t b, int64_t size) {
     return starts[b] / size + b;
 }
-static inline int64_t sequence_of(const int64_t *starts, int64_t batch, int64_t size, int64_t cell) {
+static inline int64_t sequence_of(const int64_t *starts, int64_t batch, int64_t size,
+                                  int64_t cell) {
     int64_t low = 0, high = batch - 1; /* the last b with cell_of(b) <= cell */
     while (low < high) {
         const int64_t middle = (low + high + 1) / 2;

@@ -7,11 +7,13 @@
 static bool cpu_has_scalar(void) { return true; }
 #if defined(__x86_64__)
 static bool cpu_has_avx2(void) {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+           __builtin_cpu_supports("f16c");
 }
 static bool cpu_has_avx512(void) {
-    return cpu_has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+    return cpu_has_avx2() && __builtin_cpu_supports("avx512f") &&
+           __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512dq");
 }
 #endif
 
@@ -54,4 +56,6 @@ attn_isa attn_get_isa(void) {
     return (attn_isa)chosen;
 }
 
-const attn_kernel_set *attn_kernels(attn_isa isa, attn_dtype dtype) { return &registry[isa][dtype]; }
+const attn_kernel_set *attn_kernels(attn_isa isa, attn_dtype dtype) {
+    return &registry[isa][dtype];
+}

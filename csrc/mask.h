@@ -126,7 +126,8 @@ typedef struct dense { /* the mask slice of one batch entry and head */
 
 INLINE dense dense_of(const attn_mask *m, int64_t batch, int64_t head) {
     const int64_t size = m->kind == ATTN_MASK_ADD ? (int64_t)sizeof(real) : 1;
-    const int64_t entry = m->batch_offsets ? m->batch_offsets[batch] : batch * m->stride_batch * size;
+    const int64_t entry =
+        m->batch_offsets ? m->batch_offsets[batch] : batch * m->stride_batch * size;
     return (dense){m->kind, (const char *)m->data + entry + head * m->stride_head * size, size,
                    m->stride_row * size, m->stride_col * size};
 }
@@ -142,7 +143,8 @@ INLINE vec dense_load(const dense *m, int64_t i, int64_t j, int n) {
     if (m->col == m->size) {
         const char *p = m->data + i * m->row + j * m->size;
         if (m->kind == ATTN_MASK_ADD) return v_load_part((const real *)p, n);
-        return v_select(v_eq(v_from_bytes((const uint8_t *)p, n), v_zero()), v_set1(-REAL_INF), v_zero());
+        return v_select(v_eq(v_from_bytes((const uint8_t *)p, n), v_zero()), v_set1(-REAL_INF),
+                        v_zero());
     }
     real lanes[LANES] = {0};
     for (int l = 0; l < n; l++) lanes[l] = dense_at(m, i, j + l);

@@ -15,7 +15,9 @@
 #define KEY_BLOCK_REALS 6144 /* keys (or values) of one block: half of a 48 KiB L1 in float32 */
 #define L1_ALIAS_BYTES 4096  /* row strides that are a multiple of it fall into few cache sets */
 
-static int64_t round_up_to(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+static int64_t round_up_to(int64_t n, int64_t multiple) {
+    return (n + multiple - 1) / multiple * multiple;
+}
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
@@ -50,7 +52,8 @@ static void plan_prefill(const attn_problem *p, attn_plan *plan) {
     const bool widened = attn_stored_bytes(p->dtype) != plan->real_bytes;
     plan->q_blocks = p->query_starts ? cell_of(p->query_starts, p->batch, block_q)
                                      : (p->n_q + block_q - 1) / block_q;
-    plan->block_kv = larger(32, smaller(128, KEY_BLOCK_REALS / larger(1, larger(p->d_qk, p->d_v)) / 8 * 8));
+    plan->block_kv =
+        larger(32, smaller(128, KEY_BLOCK_REALS / larger(1, larger(p->d_qk, p->d_v)) / 8 * 8));
     plan->key_blocks = (p->n_kv + plan->block_kv - 1) / plan->block_kv;
     plan->copy_keys = widened || p->key.stride_row * plan->real_bytes % L1_ALIAS_BYTES == 0;
     plan->copy_values = widened || plan->d_v_padded != p->d_v ||
@@ -59,11 +62,12 @@ static void plan_prefill(const attn_problem *p, attn_plan *plan) {
     if (p->mask.kind != ATTN_MASK_NONE) { /* looked through once per distinct slice */
         const int64_t entries = p->mask.stride_batch || p->mask.batch_offsets ? p->batch : 1;
         plan->n_prepares = entries * (p->mask.stride_head ? p->n_heads : 1) * plan->q_blocks;
-        plan->shared_reals = plan->n_prepares * plan->key_blocks * (int64_t)sizeof(attn_tile_class) /
-                                 plan->real_bytes + 1;
+        plan->shared_reals = plan->n_prepares * plan->key_blocks *
+                                 (int64_t)sizeof(attn_tile_class) / plan->real_bytes +
+                             1;
     }
-    plan->threads = threads_for(visible_pairs(p, block_q) * p->n_heads * (p->d_qk + p->d_v), PREFILL_GRAIN,
-                                plan->n_tasks, p->num_threads);
+    plan->threads = threads_for(visible_pairs(p, block_q) * p->n_heads * (p->d_qk + p->d_v),
+                                PREFILL_GRAIN, plan->n_tasks, p->num_threads);
 
     attn_scratch *s = &plan->scratch;
     /* the last score tile may write past the block's keys */
@@ -125,15 +129,16 @@ attn_plan attn_plan_softmax(const attn_softmax_problem *p) {
 void attn_describe(const attn_problem *p, attn_description *d) {
     const bool decode = p->n_q <= DECODE_MAX_Q;
     const attn_plan plan = attn_plan_attend(p, decode);
-    *d = (attn_description){.kernel = decode ? "decode" : "prefill",
-                            .label = plan.kernel->label,
-                            .isa = attn_isa_name(attn_get_isa()),
-                            .threads = plan.threads,
-                            .tasks = plan.n_tasks,
-                            .block_q = decode ? plan.rows : plan.kernel->block_q,
-                            .block_kv = decode ? SPLIT_KV : plan.block_kv,
-                            .key_blocks = decode ? plan.splits : plan.key_blocks,
-                            .splits = decode ? plan.splits : 1,
-                            .split_kv = decode ? SPLIT_KV : 0,
-                            .scratch_bytes = (plan.scratch.reals * plan.threads + plan.shared_reals) * plan.real_bytes};
+    *d = (attn_description){
+        .kernel = decode ? "decode" : "prefill",
+        .label = plan.kernel->label,
+        .isa = attn_isa_name(attn_get_isa()),
+        .threads = plan.threads,
+        .tasks = plan.n_tasks,
+        .block_q = decode ? plan.rows : plan.kernel->block_q,
+        .block_kv = decode ? SPLIT_KV : plan.block_kv,
+        .key_blocks = decode ? plan.splits : plan.key_blocks,
+        .splits = decode ? plan.splits : 1,
+        .split_kv = decode ? SPLIT_KV : 0,
+        .scratch_bytes = (plan.scratch.reals * plan.threads + plan.shared_reals) * plan.real_bytes};
 }

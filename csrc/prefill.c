@@ -21,9 +21,11 @@
 #define LAZY REAL(8.0) /* log2 units a row's scores may climb above its reference maximum */
 
 /* scores[j - j0][lane] for keys [j0, j1) and `vecs` vectors of lanes, and each lane's maximum. */
-static void score_block(const block *b, int64_t j0, int64_t j1, int first, int vecs, real *restrict scores) {
+static void score_block(const block *b, int64_t j0, int64_t j1, int first, int vecs,
+                        real *restrict scores) {
     const attn_problem *p = b->p;
-    const real *keys = (const real *)p->key.data + at(&p->key, b->batch, b->kv_head, b->key_row + j0);
+    const real *keys =
+        (const real *)p->key.data + at(&p->key, b->batch, b->kv_head, b->key_row + j0);
     const real *panel = b->panel + first * LANES;
     real *top = b->top + first * LANES;
     int64_t stride = p->key.stride_row;
@@ -55,7 +57,7 @@ static void apply_dense(const block *b, int lane, int64_t j0, int64_t j1, real *
         if (mask->row == 0) { /* one mask row for all queries */
             for (int k = 0; k < keys; k++) bias[k] = v_set1(dense_at(mask, 0, j + k));
         } else {
-            UNROLL for (int l = 0; l < LANES; l++)
+    UNROLL for (int l = 0; l < LANES; l++)
                 bias[l] = dense_load(mask, min_i(b->i0 + lane + l, b->i1 - 1), j, keys);
             v_transpose(bias);
         }

@@ -23,8 +23,8 @@
 #endif
 #endif
 
-#define POLL_NS 20000000        /* how often the calling thread looks for a signal */
-#define ARENA_KEEP (16u << 20)  /* a larger arena is given back after the call */
+#define POLL_NS 20000000       /* how often the calling thread looks for a signal */
+#define ARENA_KEEP (16u << 20) /* a larger arena is given back after the call */
 #define ARENA_ALIGN 64
 
 /* ---- interruption ------------------------------------------------------------------------------ */
@@ -148,7 +148,8 @@ static void work(team *t, int thread) {
     int phase = 0;
     int64_t task;
     if (plan->n_prepares) {
-        while ((task = atomic_fetch_add(&t->next_prepare, 1)) < plan->n_prepares && !attn_should_stop(&watch))
+        while ((task = atomic_fetch_add(&t->next_prepare, 1)) < plan->n_prepares &&
+               !attn_should_stop(&watch))
             plan->kernel->prepare(&t->call, task);
         atomic_fetch_add(&t->arrived, 1);
         wait_for_all(t, ++phase, &watch);
@@ -158,7 +159,8 @@ static void work(team *t, int thread) {
     atomic_fetch_add(&t->arrived, 1);
     phase++;
     if (plan->n_merges || thread == 0) wait_for_all(t, phase, &watch);
-    while ((task = atomic_fetch_add(&t->next_merge, 1)) < plan->n_merges && !attn_should_stop(&watch))
+    while ((task = atomic_fetch_add(&t->next_merge, 1)) < plan->n_merges &&
+           !attn_should_stop(&watch))
         plan->kernel->merge(&t->call, task);
 }
 
@@ -202,8 +204,10 @@ static bool run_team(team *t, int threads) {
 static attn_status run_plan(const void *problem, const attn_plan *plan, int (*poll)(void)) {
     if (plan->n_tasks == 0) return ATTN_OK;
     const size_t real = (size_t)plan->real_bytes, page = 4096;
-    const size_t scratch_bytes = ((size_t)plan->scratch.reals * real + page - 1) / page * page + ARENA_ALIGN;
-    const size_t shared_bytes = ((size_t)plan->shared_reals * real + ARENA_ALIGN) / ARENA_ALIGN * ARENA_ALIGN;
+    const size_t scratch_bytes =
+        ((size_t)plan->scratch.reals * real + page - 1) / page * page + ARENA_ALIGN;
+    const size_t shared_bytes =
+        ((size_t)plan->shared_reals * real + ARENA_ALIGN) / ARENA_ALIGN * ARENA_ALIGN;
     char *memory = arena_get(shared_bytes + scratch_bytes * (size_t)plan->threads);
     if (!memory) return ATTN_NO_MEMORY;
     team t = {.call = {problem, plan, memory},
@@ -223,7 +227,8 @@ static attn_status run_plan(const void *problem, const attn_plan *plan, int (*po
 
 attn_status attn_attend(const attn_problem *problem, int (*poll)(void)) {
     const bool packed = problem->query_starts;
-    if (packed || problem->n_q <= DECODE_MAX_Q) { /* of packed sequences each kernel takes its own */
+    if (packed ||
+        problem->n_q <= DECODE_MAX_Q) { /* of packed sequences each kernel takes its own */
         const attn_plan plan = attn_plan_attend(problem, true);
         const attn_status status = run_plan(problem, &plan, poll);
         if (status != ATTN_OK || problem->n_q <= DECODE_MAX_Q) return status;
@@ -245,7 +250,8 @@ void attn_set_cpu_quota(int cpus) { cpu_quota = cpus; }
 
 int attn_default_threads(void) {
 #ifdef _OPENMP
-    int n = omp_get_max_threads(); /* asked at call time: threadpoolctl and OMP_NUM_THREADS act on it */
+    int n =
+        omp_get_max_threads(); /* asked at call time: threadpoolctl and OMP_NUM_THREADS act on it */
 #ifdef __linux__
     cpu_set_t set;
     if (sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) < n) n = CPU_COUNT(&set);

@@ -17,7 +17,8 @@ typedef struct score_fn { /* of one batch entry and head */
 } score_fn;
 
 INLINE score_fn score_of(const attn_problem *p, int64_t batch, int64_t head) {
-    score_fn f = {.cap = (real)p->softcap * LOG2E, .offset = p->offsets ? p->offsets[batch] : p->offset};
+    score_fn f = {.cap = (real)p->softcap * LOG2E,
+                  .offset = p->offsets ? p->offsets[batch] : p->offset};
     if (p->alibi_slopes)
         f.slope = ((const real *)p->alibi_slopes)[batch * p->alibi_stride_batch + head] * LOG2E;
     f.any = f.cap != 0 || p->alibi_slopes;

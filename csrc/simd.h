@@ -50,7 +50,9 @@ typedef real stored;
 
 INLINE int64_t min_i(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE int64_t max_i(int64_t a, int64_t b) { return a > b ? a : b; }
-INLINE int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+INLINE int64_t round_up(int64_t n, int64_t multiple) {
+    return (n + multiple - 1) / multiple * multiple;
+}
 
 /* ---- one element between storage and compute type -------------------------------------------- */
 
@@ -83,7 +85,7 @@ INLINE stored s_store(real x) { /* to nearest, ties to even; NaN stays NaN */
     const uint32_t bits = bits_of_float(x), sign = bits >> 16 & 0x8000, rest = bits & 0x7fffffff;
     if (rest > 0x7f800000) return (stored)(sign | 0x7e00);
     if (rest >= 0x477ff000) return (stored)(sign | 0x7c00); /* rounds to 65536 or more */
-    if (rest < 0x38800000) {                                /* subnormal: let the adder round at 2^-24 */
+    if (rest < 0x38800000) { /* subnormal: let the adder round at 2^-24 */
         const float aligned = float_of_bits(rest) + 0.5f;
         return (stored)(sign | (bits_of_float(aligned) - bits_of_float(0.5f)));
     }

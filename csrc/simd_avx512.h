@@ -49,7 +49,9 @@ INLINE vec v_load_part(const real *p, int n) { return V(maskz_loadu)(v_first(n),
 INLINE void v_store(real *p, vec v) { V(storeu)(p, v); }
 INLINE void v_store_part(real *p, vec v, int n) { V(mask_storeu)(p, v_first(n), v); }
 
-INLINE vec v_round(vec a) { return V(roundscale)(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+INLINE vec v_round(vec a) {
+    return V(roundscale)(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
 /* p * 2^n for whole n; exactly 0 where y < floor. NaN in y stays NaN (the comparison is "not below"). */
 INLINE vec v_scale_exp2(vec p, vec n, vec y, real floor) {
     const vec a = y, b = v_set1(floor);

@@ -11,7 +11,8 @@ INLINE vec visible_scores(const stored *row, const dense *mask, int64_t i, int64
     if (mask->kind != ATTN_MASK_NONE) {
         const vec bias = dense_load(mask, i, j, n), sum = v_add(s, bias);
         const vec clamped = v_max(v_set1(-REAL_MAX), v_min(v_set1(REAL_MAX), sum));
-        const vmask infinite = v_or(v_eq(v_abs(s), v_set1(REAL_INF)), v_eq(v_abs(bias), v_set1(REAL_INF)));
+        const vmask infinite =
+            v_or(v_eq(v_abs(s), v_set1(REAL_INF)), v_eq(v_abs(bias), v_set1(REAL_INF)));
         s = v_select(v_eq(bias, v_set1(-REAL_INF)), bias, v_select(infinite, sum, clamped));
     }
     return v_select(v_first(n), s, v_set1(-REAL_INF));

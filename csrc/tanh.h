@@ -11,8 +11,9 @@
 
 #ifdef ATTN_DTYPE_f64
 #define TWO_LOG2E 0x1.71547652b82fep+1
-#define TWO_LOG2E_LOW 0x1.777d0ffda0d24p-55   /* 2 log2(e) - TWO_LOG2E */
-static const real TANH_P[] = {                /* degree 10, error 9.6e-19 before rounding */
+#define TWO_LOG2E_LOW 0x1.777d0ffda0d24p-55 /* 2 log2(e) - TWO_LOG2E */
+static const real TANH_P[] = {
+    /* degree 10, error 9.6e-19 before rounding */
     -0x1.3d27da54e1b76p-16, 0x1.59725a271e16bp-14, -0x1.e80a8f671a1b0p-13, 0x1.3460ac0c772a8p-11,
     -0x1.7d8b95d0768bep-10, 0x1.d6d24792cdcd9p-9,  -0x1.226e2d0258ca2p-7,  0x1.664f484956247p-6,
     -0x1.ba1ba1b935e23p-5,  0x1.11111111102b6p-3,  -0x1.555555555554bp-2};
