@@ -252,8 +252,8 @@ static void check_sizes(attn_dtype dtype, const char *name, const int64_t *n_q, 
 void check_attend(attn_isa isa, attn_dtype dtype) {
     const attn_kernel *k = attn_kernels(isa, dtype)->prefill;
     const int64_t few[] = {1, 3, DECODE_MAX_Q};
-    const int64_t many[] = {DECODE_MAX_Q + 1, k->lanes + DECODE_MAX_Q, k->block_q - 1,
-                            k->block_q,       k->block_q + 1,          2 * k->block_q + 1};
+    int64_t many[10] = {DECODE_MAX_Q + 1, k->lanes + DECODE_MAX_Q, k->block_q - 1, k->block_q};
+    for (int rest = 1; rest <= 6; rest++) many[3 + rest] = k->block_q + rest; /* all row tiles */
     check_sizes(dtype, "decode", few, COUNT(few));
     check_sizes(dtype, "prefill", many, COUNT(many));
 }
