@@ -151,7 +151,7 @@ MASK_SHAPES = {
 }  # fmt: skip
 
 WRONG_VALUES = {
-    "dropout": ({"dropout_p": 0.1}, "dropout_p: got 0.1", "pass 0.0"),
+    "dropout": ({"dropout_p": 0.1}, "dropout_p: got 0.1 without dropout_seed", "pass one"),
     "dropout NaN": ({"dropout_p": np.nan}, "dropout_p: got nan"),
     "scale NaN": ({"scale": np.nan}, "scale: got nan", "finite"),
     "scale inf": ({"scale": -np.inf}, "scale: got -inf", "finite"),

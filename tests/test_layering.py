@@ -17,9 +17,12 @@ PYTHON_FILES = sorted(
 )
 
 # A module imports only modules before it.
-LAYERS = ["_core", "shapes", "arrays", "options", "problem", "config", "dot_product", "__init__"]
+LAYERS = [
+    *("_core", "shapes", "arrays", "options", "outputs", "problem", "packed", "config"),
+    *("dot_product", "varlen", "merge", "rotary", "__init__"),
+]
 # Programs on top of the package: they use it, and it knows nothing of them.
-EXTRAS = ["bench", "cli", "demo", "demo_sweep", "__main__"]
+EXTRAS = ["bench", "cli", "demo", "demo_sweep", "interop", "__main__"]
 
 # What only its owner may mention, in the C sources.
 OWNERS = {

@@ -9,15 +9,22 @@ from .dot_product import (
     self_attention,
     softmax,
 )
+from .merge import MergedAttention, merge_attention
+from .rotary import rotary_embedding
+from .varlen import scaled_dot_product_attention_varlen
 
 __all__ = [
     "AttentionResult",
+    "MergedAttention",
     "SelfAttentionResult",
     "__version__",
     "explain",
     "get_isa",
     "get_num_threads",
+    "merge_attention",
+    "rotary_embedding",
     "scaled_dot_product_attention",
+    "scaled_dot_product_attention_varlen",
     "self_attention",
     "set_isa",
     "set_num_threads",

@@ -110,6 +110,15 @@ def check_same_dtype(name: str, array: np.ndarray, other: str, model: np.ndarray
         )
 
 
+def as_tensors(query: Any, key: Any, value: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The three arrays, of one dtype byte order apart."""
+    query = as_floats("query", query)
+    key, value = as_floats("key", key), as_floats("value", value)
+    check_same_dtype("key", key, "query", query)
+    check_same_dtype("value", value, "query", query)
+    return query, key, value
+
+
 def as_integers(name: str, value: Any) -> np.ndarray:
     """`value` as an array of integers; bool and float are other kinds."""
     array = as_array(name, value)

@@ -40,7 +40,12 @@ def scaled_dot_product_attention(
     window: tuple[int | None, int | None] | None = None,
     query_lengths: ArrayLike | None = None,
     key_lengths: ArrayLike | None = None,
+    segment_ids: tuple[ArrayLike, ArrayLike] | None = None,
+    softcap: float = 0.0,
+    alibi_slopes: ArrayLike | None = None,
+    sinks: ArrayLike | None = None,
     layout: str = "bhsd",
+    dropout_seed: int | None = None,
     return_weights: bool = False,
     return_lse: bool = False,
     out: np.ndarray | None = None,
@@ -68,7 +73,9 @@ def scaled_dot_product_attention(
         scores; only -inf hides, any finite number is a bias. Integers are refused: a mask whose 0
         hides is ``mask != 0``.
     dropout_p : float
-        Must be 0.0.
+        Share of the weights to drop, at least 0 and less than 1; those kept are divided by
+        ``1 - dropout_p``. Which ones is a function of `dropout_seed`, batch entry, head, query and
+        key alone.
     is_causal : bool
         Query i sees key j only if ``j <= i + causal_offset``.
     scale : float, optional
@@ -86,11 +93,24 @@ def scaled_dot_product_attention(
         no limit.
     query_lengths, key_lengths : array_like of int with the shape of the batch axes, optional
         Queries and keys from there on are padding (single integers without a batch axis).
+    segment_ids : (q_ids, kv_ids), optional
+        Numbers of documents packed into one sequence: query i sees key j only if
+        ``q_ids[i] == kv_ids[j]``. Integers, shapes (..., n_q) and (..., n_kv) with the batch axes,
+        or (n_q,) and (n_kv,) for all batch entries.
+    softcap : float
+        Replace scores s by ``softcap * tanh(s / softcap)`` before any mask; 0 does not.
+    alibi_slopes : array_like, shape (n_heads,) or (..., n_heads) with the batch axes, optional
+        Add ``-slope * abs(i + causal_offset - j)`` to the score of query i and key j.
+    sinks : array_like, shape (n_heads,), optional
+        A logit for each query head that joins the denominator of the softmax and nothing else;
+        -inf is none. lse includes it.
     layout : {"bhsd", "bshd"}
         "bshd": query, key, value and output are (..., n, heads, d). Masks, weights and lse keep
         (..., n_heads, n_q, n_kv).
+    dropout_seed : int, optional
+        From 0 to 2**64 - 1; required if `dropout_p` is not 0.
     return_weights : bool
-        Also return the weights. The output has the same bits without them.
+        Also return the weights, those before dropout. The output has the same bits without them.
     return_lse : bool
         Also return the log of the sum of exponentials of each row's scores.
     out : ndarray, optional
@@ -103,7 +123,7 @@ def scaled_dot_product_attention(
     output : ndarray, shape (..., n_heads, n_q, d_v), in query's dtype
         Returned alone, or in an `AttentionResult` if anything else is asked for.
     weights : ndarray, shape (..., n_heads, n_q, n_kv), in query's dtype
-        With `return_weights`; each row sums to 1.
+        With `return_weights`; each row sums to 1, with `sinks` to less.
     lse : ndarray, shape (..., n_heads, n_q), float64 for float64 inputs, else float32
         With `return_lse`.
 
@@ -119,8 +139,9 @@ def scaled_dot_product_attention(
 
     Notes
     -----
-    All masks hold together: a key is attended if every one of them allows it. A row that sees no
-    key has output 0, weights 0 and lse -inf. What is hidden is not read into a result: NaN there
+    Scores are scaled, then capped, then biased (`attn_mask`, `alibi_slopes`), then masked. All
+    masks hold together: a key is attended if every one of them allows it. A row that sees no key
+    has output 0, weights 0 and lse -inf (its sink, if there is one). What is hidden is not read into a result: NaN there
     changes nothing.
 
     float16 and bfloat16 are computed in float32 and rounded once at the end.
@@ -130,6 +151,9 @@ def scaled_dot_product_attention(
     Vaswani et al., "Attention Is All You Need", 2017, equation 1. The softmax that runs along:
     Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018; in tiles: Dao et
     al., "FlashAttention: Fast and Memory-Efficient Exact Attention with IO-Awareness", 2022.
+    Slopes: Press et al., "Train Short, Test Long: Attention with Linear Biases Enables Input
+    Length Extrapolation", 2022. Cap: Gemma Team, "Gemma 2", 2024, section 2. Sinks: Xiao et al.,
+    "Efficient Streaming Language Models with Attention Sinks", 2024.
 
     Examples
     --------
@@ -146,6 +170,12 @@ def scaled_dot_product_attention(
         and window is None
         and key_lengths is None
         and query_lengths is None
+        and segment_ids is None
+        and alibi_slopes is None
+        and sinks is None
+        and dropout_seed is None
+        and type(softcap) is float
+        and softcap == 0.0
         and out is None
         and return_weights is False
         and return_lse is False
@@ -173,7 +203,12 @@ def scaled_dot_product_attention(
         window=window,
         query_lengths=query_lengths,
         key_lengths=key_lengths,
+        segment_ids=segment_ids,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        sinks=sinks,
         layout=layout,
+        dropout_seed=dropout_seed,
         return_weights=return_weights,
         return_lse=return_lse,
         out=out,

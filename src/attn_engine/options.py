@@ -1,22 +1,24 @@
-"""The arguments that are not tensors: flags, numbers, windows and lengths, checked one by one.
+"""The arguments beside the tensors: flags, numbers, windows, lengths, sinks, checked one by one.
 
 Each function takes what the caller passed and returns what the core reads, or raises: TypeError for
 a wrong kind, ValueError for a wrong value or shape.
 """
 
 import operator
-from math import inf, sqrt
+from math import inf, prod, sqrt
 from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ._core import UNBOUNDED
-from .arrays import LARGEST, as_integers
+from .arrays import LARGEST, as_floats, as_integers
 from .shapes import Shape
 
 # No axis of an array in memory is longer: a wider window is no limit, and sums cannot overflow.
 _LONGEST = 2**48
+# Times the longest distance it is still a finite bias in every compute type.
+_STEEPEST = 2.0**64
 # No machine runs more, and a team larger than the system can start would end the process.
 _MOST_THREADS = 1024
 
@@ -74,31 +76,141 @@ def check_layout(layout: Any) -> bool:
     return layout == "bshd"
 
 
-def check_dropout(dropout_p: Any) -> None:
-    """The parameter is there so that calls port; nothing drops yet."""
-    if not isinstance(dropout_p, Real) or isinstance(dropout_p, bool):
-        raise TypeError(f"dropout_p: got {_shown(dropout_p)}, expected 0.0")
-    if dropout_p != 0:
-        raise ValueError(f"dropout_p: got {dropout_p}, but dropout is not available yet; pass 0.0")
+def _check_real(name: str, value: Any, expected: str) -> float:
+    """A real number as a float; True is not 1 here."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise TypeError(f"{name}: got {_shown(value)}, expected {expected}")
+    try:
+        return float(value)
+    except OverflowError:  # an integer beyond any float
+        return inf
+
+
+def check_dropout(dropout_p: Any, dropout_seed: Any) -> tuple[float, int]:
+    """The share of weights to drop, and the seed that decides which."""
+    share = _check_real("dropout_p", dropout_p, "a real number, 0.0 to drop nothing")
+    if not 0 <= share < 1:
+        raise ValueError(f"dropout_p: got {_shown(dropout_p)}, expected at least 0 and less than 1")
+    if dropout_seed is None:
+        if share > 0:
+            raise ValueError(
+                f"dropout_p: got {share} without dropout_seed, the integer that decides what is "
+                f"dropped; pass one, or 0.0 to drop nothing"
+            )
+        return share, 0
+    seed = check_integer("dropout_seed", dropout_seed, "an integer from 0 to 2**64 - 1, or None")
+    if not 0 <= seed < 2**64:
+        raise ValueError(f"dropout_seed: got {_shown(dropout_seed)}, expected 0 to 2**64 - 1")
+    return share, seed
 
 
 def check_scale(scale: Any, d_qk: int, compute: np.dtype) -> float:
     """The factor of the scores, finite in the compute type."""
     if scale is None:
         return 1.0 / sqrt(d_qk or 1)
-    if not isinstance(scale, Real) or isinstance(scale, bool):
-        raise TypeError(
-            f"scale: got {_shown(scale)}, expected a real number or None for 1/sqrt(d_qk)"
-        )
-    try:
-        value = float(scale)
-    except OverflowError:  # an integer beyond any float
-        value = inf
+    value = _check_real("scale", scale, "a real number or None for 1/sqrt(d_qk)")
     if not abs(value) <= LARGEST[compute]:
         raise ValueError(
             f"scale: got {_shown(scale)}, expected a number that is finite in {compute}"
         )
     return value
+
+
+def check_softcap(softcap: Any, compute: np.dtype) -> float:
+    """What no score may exceed, 0 for no limit; neither 0 nor infinite in the kernels' log2 units."""
+    value = _check_real("softcap", softcap, "a real number, 0.0 for none")
+    if value != 0 and not np.finfo(compute).tiny <= value <= LARGEST[compute] / 2:
+        raise ValueError(
+            f"softcap: got {_shown(softcap)}, expected a positive number that is finite in "
+            f"{compute}, or 0.0 for none"
+        )
+    return value
+
+
+def check_slopes(slopes: Any, batch: Shape, n_heads: int, compute: np.dtype) -> np.ndarray | None:
+    """ALiBi's slopes, (n_heads,) or (entries, n_heads)."""
+    if slopes is None:
+        return None
+    slopes = as_floats("alibi_slopes", slopes)
+    if slopes.shape not in ((n_heads,), (*batch, n_heads)):
+        raise ValueError(
+            f"alibi_slopes: shape {slopes.shape}, expected ({n_heads},), a slope for each query head"
+            + (f", or {(*batch, n_heads)}" if batch else "")
+        )
+    with np.errstate(invalid="ignore"):
+        where, place = _first(~(abs(slopes) <= _STEEPEST))
+    if where is not None:
+        raise ValueError(f"alibi_slopes: got {slopes[where]}{place}, expected finite, up to 2**64")
+    flat = slopes if slopes.ndim == 1 else slopes.reshape(prod(batch), n_heads)
+    return np.array(flat, compute, order="C")
+
+
+def check_sinks(sinks: Any, n_heads: int, compute: np.dtype) -> np.ndarray | None:
+    """A logit for each query head, -inf for none."""
+    if sinks is None:
+        return None
+    sinks = as_floats("sinks", sinks)
+    if sinks.shape != (n_heads,):
+        raise ValueError(
+            f"sinks: shape {sinks.shape}, expected ({n_heads},), a logit for each query head"
+        )
+    with np.errstate(invalid="ignore"):
+        where, place = _first(~(sinks < inf))
+    if where is not None:
+        raise ValueError(f"sinks: got {sinks[where]}{place}, expected a number, or -inf for none")
+    # A finite one stays finite in the kernels' log2 units: only a true -inf is none.
+    limit = LARGEST[compute] / 2
+    wide = sinks.astype(np.float64)
+    return np.where(sinks == -inf, -inf, np.clip(wide, -limit, limit)).astype(compute)
+
+
+def check_segments(
+    segment_ids: Any, batch: Shape, n_q: int, n_kv: int
+) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """The numbers of the documents that queries and keys belong to, (entries, n) each."""
+    if segment_ids is None:
+        return None, None
+    advice = "expected (q_ids, kv_ids), for self-attention (ids, ids)"
+    # An array of two rows is more often the ids of two batch entries.
+    if not isinstance(segment_ids, (tuple, list)):
+        raise TypeError(f"segment_ids: got {_shown(segment_ids)}, {advice}")
+    if len(segment_ids) != 2:
+        raise ValueError(f"segment_ids: got {len(segment_ids)} arrays, {advice}")
+    query_ids, key_ids = segment_ids
+    return (
+        _ids("segment_ids[0]", query_ids, batch, n_q, "n_q"),
+        _ids("segment_ids[1]", key_ids, batch, n_kv, "n_kv"),
+    )
+
+
+def _ids(name: str, value: Any, batch: Shape, n: int, axis: str) -> np.ndarray:
+    """Document numbers of one axis, for every batch entry."""
+    ids = as_integers(name, value)
+    if ids.shape not in ((n,), (*batch, n)):
+        raise ValueError(
+            f"{name}: shape {ids.shape}, expected {(*batch, n)}, where {axis} is {n}"
+            + (f", or ({n},) for all batch entries" if batch else "")
+        )
+    where, place = _first(ids > np.iinfo(np.int64).max)
+    if where is not None:
+        raise ValueError(f"{name}: got {ids[where]}{place}, expected less than 2**63")
+    return np.broadcast_to(ids, (*batch, n)).astype(np.int64, order="C").reshape(prod(batch), n)
+
+
+class Extras(NamedTuple):
+    """What few calls have, in the order in which the core reads it."""
+
+    softcap: float
+    alibi_slopes: np.ndarray | None
+    sinks: np.ndarray | None
+    query_segments: np.ndarray | None
+    key_segments: np.ndarray | None
+    dropout_p: float
+    dropout_seed: int
+    query_starts: np.ndarray | None = None
+    key_starts: np.ndarray | None = None
+    longest_q: int = 0
+    longest_kv: int = 0
 
 
 class Limits(NamedTuple):
@@ -123,10 +235,10 @@ def check_limits(
     query_lengths: Any,
     key_lengths: Any,
     batch: Shape,
-    n_q: int,
-    n_kv: int,
+    n_q: int | np.ndarray,
+    n_kv: int | np.ndarray,
 ) -> Limits:
-    """The arguments that say by position what is visible."""
+    """The arguments that say by position what is visible; n_q, n_kv of each entry if packed."""
     left, right = _window(window)
     if check_flag("is_causal", is_causal):
         right = 0
@@ -180,13 +292,20 @@ def _lengths(name: str, value: Any, batch: Shape, n: int) -> np.ndarray:
     return lengths.astype(np.int64).reshape(-1)
 
 
-def check_range(name: str, lengths: np.ndarray, n: int) -> None:
-    """Lengths stay within their axis."""
-    if lengths.min(initial=0) < 0 or lengths.max(initial=0) > n:
-        bad = (lengths < 0) | (lengths > n)
-        where = tuple(int(i) for i in np.argwhere(bad)[0])
-        place = f" at index {where[0] if len(where) == 1 else where}" if where else ""
-        raise ValueError(f"{name}: got {lengths[where]}{place}, expected 0 to {n}")
+def check_range(name: str, numbers: np.ndarray, highest: int) -> None:
+    """Integers lie between 0 and `highest`."""
+    if numbers.min(initial=0) < 0 or numbers.max(initial=0) > highest:
+        where, place = _first((numbers < 0) | (numbers > highest))
+        raise ValueError(f"{name}: got {numbers[where]}{place}, expected 0 to {highest}")
+
+
+def _first(bad: np.ndarray) -> tuple[tuple[int, ...] | None, str]:
+    """Index of the first True and the words for it; None if there is none."""
+    if not bad.any():
+        return None, ""
+    where = tuple(int(i) for i in np.argwhere(bad)[0])
+    place = f" at index {where[0] if len(where) == 1 else where}" if where else ""
+    return where, place
 
 
 def _causal_offset(value: Any, batch: Shape, bottom_right: int | np.ndarray) -> int | np.ndarray:

@@ -8,7 +8,7 @@ what was got, what was expected and the way out.
 
 from functools import reduce
 from math import prod, sqrt
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -20,17 +20,18 @@ from .arrays import (
     as_floats,
     as_integers,
     as_mask,
+    as_tensors,
     check_same_dtype,
     compute_type,
     dtype_code,
     is_walkable,
     native,
-    overlap,
     prepared_mask,
     raw,
     walkable,
 )
 from .options import (
+    Extras,
     check_count,
     check_dropout,
     check_flag,
@@ -39,29 +40,17 @@ from .options import (
     check_limits,
     check_range,
     check_scale,
+    check_segments,
+    check_sinks,
+    check_slopes,
+    check_softcap,
 )
+from .outputs import Problem, check_out, destination, flat, flat_shape
 from .shapes import Shape, check_broadcast, check_shapes
 
 # Bound once: the hot path below asks for them at every call.
 _ndarray, _empty = np.ndarray, np.empty
 _MAX_SCALE = LARGEST[F32]
-
-
-class Problem(NamedTuple):
-    """A checked call: what the core takes, and the arrays it will have filled."""
-
-    arguments: tuple
-    output: np.ndarray
-    weights: np.ndarray | None
-    lse: np.ndarray | None
-    spill: np.ndarray | None  # the caller's `out`, where the core can only fill `output` for it
-
-    def deliver(self) -> np.ndarray:
-        """The array the caller gets, after the core has run."""
-        if self.spill is None:
-            return self.output
-        self.spill[...] = self.output
-        return self.spill
 
 
 def plain_attention(
@@ -128,7 +117,12 @@ def attention(
     window: Any = None,
     query_lengths: Any = None,
     key_lengths: Any = None,
+    segment_ids: Any = None,
+    softcap: Any = 0.0,
+    alibi_slopes: Any = None,
+    sinks: Any = None,
     layout: Any = "bhsd",
+    dropout_seed: Any = None,
     return_weights: Any = False,
     return_lse: Any = False,
     out: Any = None,
@@ -138,9 +132,8 @@ def attention(
     bshd, gqa = check_layout(layout), check_flag("enable_gqa", enable_gqa)
     want_weights = check_flag("return_weights", return_weights)
     want_lse = check_flag("return_lse", return_lse)
-    check_dropout(dropout_p)
 
-    query, key, value = tensors = _tensors(query, key, value)
+    query, key, value = tensors = as_tensors(query, key, value)
     axes, n_kv = check_shapes(query.shape, key.shape, value.shape, bshd, gqa)
     batch, n_heads, n_q, d_qk = axes
     limits = check_limits(
@@ -151,19 +144,27 @@ def attention(
     dtype, shape = native(query.dtype), (*query.shape[:-1], value.shape[-1])
     compute = compute_type(dtype)
     scale = check_scale(scale, d_qk, compute)
-    _check_out(out, shape, dtype, {"query": query, "key": key, "value": value, "attn_mask": mask})
+    extras = Extras(
+        check_softcap(softcap, compute),
+        check_slopes(alibi_slopes, batch, n_heads, compute),
+        check_sinks(sinks, n_heads, compute),
+        *check_segments(segment_ids, batch, n_q, n_kv),
+        *check_dropout(dropout_p, dropout_seed),
+    )
+    check_out(out, shape, dtype, {"query": query, "key": key, "value": value, "attn_mask": mask})
 
     # All is checked: now copies of what the core cannot read, and room for what it writes.
-    query, key, value = [raw(walkable(_flat(tensor, 3))) for tensor in tensors]
+    query, key, value = [raw(walkable(flat(tensor, 3))) for tensor in tensors]
     mask, mask_offsets = _core_mask(mask, compute, batch)
-    output, target, spill = _destination(out, shape, dtype, _flat_shape(shape, 3))
+    output, target, spill = destination(out, shape, dtype, flat_shape(shape, 3))
     weights = np.empty((*rows, n_kv), dtype) if want_weights else None
     lse = np.empty(rows, compute) if want_lse else None
     arguments = (
         query, key, value, raw(target),
-        raw(_flat(weights, 3)) if want_weights else None,
-        _flat(lse, 2) if want_lse else None,
-        mask, mask_offsets, *limits[:3], scale, *limits[3:], dtype_code(dtype), bshd, threads, None,
+        raw(flat(weights, 3)) if want_weights else None,
+        flat(lse, 2) if want_lse else None,
+        mask, mask_offsets, *limits[:3], scale, *limits[3:], dtype_code(dtype), bshd, threads,
+        tuple(extras),
     )  # fmt: skip
     return Problem(arguments, output, weights, lse, spill)
 
@@ -180,7 +181,7 @@ def softmax(scores: Any, mask: Any, lengths: Any, axis: Any, out: Any, threads: 
         )
     dtype, shape = native(scores.dtype), scores.shape
     mask = _mask("mask", mask, shape, tuple(f"axis {i}" for i in range(scores.ndim)))
-    _check_out(out, shape, dtype, {"scores": scores, "mask": mask})
+    check_out(out, shape, dtype, {"scores": scores, "mask": mask})
 
     moved = np.moveaxis(scores, axis, -1)
     *leading, n = moved.shape
@@ -195,7 +196,7 @@ def softmax(scores: Any, mask: Any, lengths: Any, axis: Any, out: Any, threads: 
         mask = np.broadcast_to(prepared_mask(mask, compute_type(dtype)), shape)
         mask = np.moveaxis(mask, axis, -1).reshape(rows, n)
     moved_out = None if out is None else np.moveaxis(out, axis, -1)
-    output, target, spill = _destination(moved_out, moved.shape, dtype, (rows, n))
+    output, target, spill = destination(moved_out, moved.shape, dtype, (rows, n))
     matrix = walkable(moved.reshape(rows, n))
     arguments = (raw(matrix), raw(target), mask, lengths, dtype_code(dtype), threads)
     return Problem(arguments, output, None, None, spill)
@@ -265,15 +266,6 @@ def _projection(name: str, matrix: Any, x: np.ndarray, heads: int) -> np.ndarray
     return matrix
 
 
-def _tensors(query: Any, key: Any, value: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The three arrays, of one dtype byte order apart."""
-    query = as_floats("query", query)
-    key, value = as_floats("key", key), as_floats("value", value)
-    check_same_dtype("key", key, "query", query)
-    check_same_dtype("value", value, "query", query)
-    return query, key, value
-
-
 def _mask(name: str, value: Any, scores: Shape, axes: tuple[str, ...]) -> np.ndarray | None:
     """A mask that broadcasts to scores, as it came."""
     if value is None:
@@ -300,49 +292,3 @@ def _core_mask(
     steps = [np.arange(n) * stride for n, stride in zip(batch, strides, strict=True)]
     offsets = reduce(np.add.outer, steps).astype(np.int64).reshape(-1)
     return mask[(0,) * leading], offsets
-
-
-def _check_out(
-    out: Any, shape: Shape, dtype: np.dtype, inputs: dict[str, np.ndarray | None]
-) -> None:
-    """`out` can take the result, exactly, without touching an input."""
-    if out is None:
-        return
-    if not isinstance(out, np.ndarray) or isinstance(out, np.ma.MaskedArray):
-        raise TypeError(f"out: got an object of type {type(out).__name__}, expected a NumPy array")
-    if out.shape != shape:
-        raise ValueError(f"out: shape {out.shape}, expected {shape}")
-    if out.dtype != dtype:
-        raise ValueError(f"out: dtype {out.dtype}, expected {dtype} in native byte order")
-    if not out.flags.writeable:
-        raise ValueError("out: the array is read-only, expected one that can be written")
-    repeated = (stride == 0 and n > 1 for n, stride in zip(out.shape, out.strides, strict=True))
-    if out.size and any(repeated):
-        raise ValueError("out: its elements share memory (a broadcast view); pass a real array")
-    for name, array in inputs.items():
-        if array is not None and overlap(out, array):
-            raise ValueError(f"out: shares memory with {name}; pass an array of its own")
-
-
-def _destination(
-    out: np.ndarray | None, shape: Shape, dtype: np.dtype, flat: Shape
-) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """What will hold the result, the view of it for the core, and the `out` to copy it to."""
-    if out is not None:
-        target = out.view(np.ndarray).reshape(flat)
-        if is_walkable(target) and np.may_share_memory(target, out):
-            return out, target, None
-    output = np.empty(shape, dtype)
-    return output, output.reshape(flat), out
-
-
-def _flat_shape(shape: Shape, kept: int) -> Shape:
-    """`shape` with everything before the last `kept` axes in one, if there are several."""
-    return shape if len(shape) <= kept + 1 else (prod(shape[:-kept]), *shape[-kept:])
-
-
-def _flat(array: np.ndarray, kept: int) -> np.ndarray:
-    """`array` in `_flat_shape`, as a view where its strides allow."""
-    if array.ndim <= kept + 1:
-        return array
-    return array.reshape(_flat_shape(array.shape, kept))

@@ -21,7 +21,17 @@ class Attention(NamedTuple):
 
 
 def scaled_dot_product_attention(
-    query, key, value, attn_mask=None, *, layout="bhsd", dtype=np.float64, **options
+    query,
+    key,
+    value,
+    attn_mask=None,
+    *,
+    sinks=None,
+    dropout_p=0.0,
+    dropout_seed=0,
+    layout="bhsd",
+    dtype=np.float64,
+    **options,
 ):
     """Attention of Vaswani et al. (2017), equation 1; options are those of scores_and_visible."""
     rank = np.ndim(query)
@@ -30,11 +40,64 @@ def scaled_dot_product_attention(
         key = one_per_head(key, query.shape[-3], layout, dtype)
         value = one_per_head(value, query.shape[-3], layout, dtype)
         scores, visible = scores_and_visible(query, key, attn_mask, **options)
-        weights, lse = visible_softmax(scores, visible)
-        output = visible_sum(weights, value, visible)
+        weights, lse = visible_softmax(scores, visible, sinks)
+        kept = weights
+        if dropout_p:
+            keep = keeps(dropout_p, dropout_seed, weights.shape)
+            kept = np.where(keep, weights / (1 - dtype(dropout_p)), 0 * weights)
+        output = visible_sum(kept, value, visible)
     if rank == 2:
         return Attention(output[0], weights[0], lse[0])
     return Attention(np.swapaxes(output, -3, -2) if layout == "bshd" else output, weights, lse)
+
+
+def scaled_dot_product_attention_varlen(query, key, value, cu_seqlens_q, cu_seqlens_k, **options):
+    """Packed (total, heads, d) as a padded batch: output, and lse as (n_heads, total_q)."""
+    query_lengths, key_lengths = np.diff(cu_seqlens_q), np.diff(cu_seqlens_k)
+    output, _, lse = scaled_dot_product_attention(
+        padded(query, query_lengths),
+        padded(key, key_lengths),
+        padded(value, key_lengths),
+        query_lengths=query_lengths,
+        key_lengths=key_lengths,
+        layout="bshd",
+        **options,
+    )
+    real = np.arange(output.shape[1]) < query_lengths[:, None]
+    return output[real], np.swapaxes(lse, 0, 1)[:, real]
+
+
+def padded(x, lengths):
+    """Packed rows (total, ...) as (batch, longest, ...), zeros after each entry's length."""
+    x = np.asarray(x)
+    batch = np.zeros((len(lengths), max(lengths, default=0), *x.shape[1:]), x.dtype)
+    batch[np.arange(batch.shape[1]) < lengths[:, None]] = x
+    return batch
+
+
+def merge_attention(outputs, lses, *, dtype=np.float64):
+    """Results over disjoint sets of keys merged: a softmax over the parts' lse is their share."""
+    with np.errstate(all="ignore"):
+        lses = np.stack(lses, -1).astype(dtype)  # (..., n_q, parts)
+        outputs = np.stack(outputs, -2).astype(dtype)  # (..., n_q, parts, d_v)
+        shares, lse = visible_softmax(lses, lses != -np.inf)
+        shares, seen = shares[..., None, :], (lses != -np.inf)[..., None, :]
+        return visible_sum(shares, outputs, seen)[..., 0, :], lse
+
+
+def rotary_embedding(
+    x, cos, sin, position_ids=None, *, interleaved=False, rotary_dim=None, dtype=np.float64
+):
+    """Su et al. (2021): pairs of components are complex numbers, multiplied with cos + i sin."""
+    x, cos, sin = (np.asarray(array).astype(dtype) for array in (x, cos, sin))
+    n = x.shape[-1] if rotary_dim is None else rotary_dim
+    real, imag = (
+        (slice(0, n, 2), slice(1, n, 2)) if interleaved else (slice(n // 2), slice(n // 2, n))
+    )
+    turn = cos + 1j * sin if position_ids is None else (cos + 1j * sin)[np.asarray(position_ids)]
+    turned = (x[..., real] + 1j * x[..., imag]) * (turn if x.ndim == 2 else turn[..., None, :, :])
+    x[..., real], x[..., imag] = turned.real, turned.imag
+    return x
 
 
 def softmax(scores, mask=None, lengths=None, axis=-1, *, dtype=np.float64):
@@ -89,6 +152,9 @@ def scores_and_visible(
     window=None,
     query_lengths=None,
     key_lengths=None,
+    segment_ids=None,
+    softcap=0.0,
+    alibi_slopes=None,
 ):
     """The final scores, and which query i sees which key j: the intersection of all masks."""
     n_q, n_kv, d_qk = query.shape[-2], key.shape[-2], query.shape[-1]
@@ -96,6 +162,8 @@ def scores_and_visible(
     scale = 1 / np.sqrt(number(max(d_qk, 1))) if scale is None else number(scale)
     bias, keep = split_mask(attn_mask, number)
     scores = query @ np.swapaxes(key, -1, -2) * scale
+    if softcap:
+        scores = number(softcap) * np.tanh(scores / number(softcap))
     scores = scores + bias
 
     i, j = np.arange(n_q)[:, None], np.arange(n_kv)
@@ -105,6 +173,9 @@ def scores_and_visible(
         position = i + key_lengths - query_lengths
     else:
         position = i + _per_batch(causal_offset)  # of query i among the keys
+    if alibi_slopes is not None:
+        slopes = np.asarray(alibi_slopes).astype(number)[..., None, None]
+        scores = scores - slopes * np.abs(position - j).astype(number)
     visible = np.broadcast_to(keep, scores.shape) & (i < query_lengths) & (j < key_lengths)
     if is_causal:
         visible &= j <= position
@@ -114,6 +185,9 @@ def scores_and_visible(
             visible &= j >= position - left
         if right is not None:
             visible &= j <= position + right
+    if segment_ids is not None:
+        q_ids, kv_ids = (np.asarray(ids) for ids in segment_ids)
+        visible &= (q_ids[..., :, None] == kv_ids[..., None, :])[..., None, :, :]
     return scores, visible
 
 
@@ -127,13 +201,19 @@ def split_mask(mask, dtype):
     return mask.astype(dtype), mask != -np.inf
 
 
-def visible_softmax(scores, visible):
-    """Softmax of the last axis over what is visible, and its lse; an empty row is 0 and -inf."""
+def visible_softmax(scores, visible, sinks=None):
+    """Softmax of the last axis over what is visible, and its lse; an empty row is 0 and -inf.
+
+    A head's sink is one more exponential in the sum, as of a key without a value.
+    """
     scores = np.where(visible, scores, -np.inf)
-    largest = scores.max(-1, keepdims=True, initial=-np.inf)
+    sink = scores.dtype.type(-np.inf)
+    if sinks is not None:
+        sink = np.asarray(sinks).astype(scores.dtype)[:, None, None]
+    largest = np.maximum(scores.max(-1, keepdims=True, initial=-np.inf), sink)
     largest = np.where(largest == -np.inf, 0, largest)
     exponentials = np.exp(scores - largest)
-    total = exponentials.sum(-1, keepdims=True)
+    total = exponentials.sum(-1, keepdims=True) + np.exp(sink - largest)
     weights = exponentials / np.where(total == 0, 1, total)  # a visible NaN reaches all its row
     return weights, (largest + np.log(total))[..., 0]
 
@@ -147,6 +227,24 @@ def visible_sum(weights, value, visible):
         term = weights[..., j, None] * unusual[..., j, None, :]
         output += np.where(visible[..., j, None], term, 0)
     return output
+
+
+def keeps(dropout_p, seed, shape):
+    """Which weights (..., n_heads, n_q, n_kv) dropout keeps, by a hash in 32-bit integers."""
+    *batch, n_heads, n_q, n_kv = shape
+    n_entries = np.prod(batch, dtype=int)
+    entry, head, i, j = (np.arange(n, dtype=np.uint64) for n in (n_entries, n_heads, n_q, n_kv))
+    entry, head, i = entry.reshape(*batch, 1, 1, 1), head[:, None, None], i[:, None]
+    row = mix(mix((mix(seed % 2**32 ^ entry) + head) ^ seed >> 32) + i)
+    return mix(row ^ mix(j)) >= int(dropout_p * 2**32)
+
+
+def mix(x):
+    """The finaliser of MurmurHash3 with two multiplications, on 32-bit numbers held in 64."""
+    x = x % 2**32
+    x = (x ^ x >> 16) * 0x85EBCA6B % 2**32
+    x = (x ^ x >> 13) * 0xC2B2AE35 % 2**32
+    return x ^ x >> 16
 
 
 def _per_batch(number):

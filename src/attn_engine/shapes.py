@@ -30,9 +30,12 @@ def axes_of(shape: Shape, bshd: bool) -> Axes:
 
 
 def check_shapes(
-    query: Shape, key: Shape, value: Shape, bshd: bool, enable_gqa: bool
+    query: Shape, key: Shape, value: Shape, bshd: bool, enable_gqa: bool, packed: bool = False
 ) -> tuple[Axes, int]:
-    """Query's axes and n_kv; ValueError unless all shapes fit together, nothing is broadcast."""
+    """Query's axes and n_kv; ValueError unless all shapes fit together, nothing is broadcast.
+
+    With `packed` no other layout is proposed.
+    """
     for name, shape in (("query", query), ("key", key), ("value", value)):
         if len(shape) < 2:
             raise ValueError(
@@ -53,7 +56,7 @@ def check_shapes(
     message, advice = found
     repairs = [
         repair
-        for repair, *repaired in _repairs(query, key, value, bshd)
+        for repair, *repaired in _repairs(query, key, value, bshd, packed)
         if not _mismatch(*repaired, enable_gqa)
     ]
     raise ValueError(f"{message}; {', or '.join([advice, *repairs[:1]])}")
@@ -94,14 +97,15 @@ def _unwrapped(size: int | Shape) -> int | Shape:
 
 
 def _repairs(
-    query: Shape, key: Shape, value: Shape, bshd: bool
+    query: Shape, key: Shape, value: Shape, bshd: bool, packed: bool
 ) -> Iterator[tuple[str, Shape, Shape, Shape, bool]]:
     """Slips that swap axes, undone: what to write, and the arguments of `_mismatch` it leads to."""
     yield "use key.swapaxes(-1, -2)", query, _swapped(key, -1, -2), value, bshd
     yield "use value.swapaxes(-1, -2)", query, key, _swapped(value, -1, -2), bshd
     if len(query) > 2:
         layout = "bhsd" if bshd else "bshd"
-        yield f'pass layout="{layout}"', query, key, value, not bshd
+        if not packed:
+            yield f'pass layout="{layout}"', query, key, value, not bshd
         q, k, v = (_swapped(shape, -2, -3) for shape in (query, key, value))
         yield "use query.swapaxes(-2, -3)", q, key, value, bshd
         yield "use key.swapaxes(-2, -3) and value.swapaxes(-2, -3)", query, k, v, bshd

@@ -1,0 +1,120 @@
+"""Attention over parts of the keys, merged into attention over all of them."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from .arrays import as_floats, check_same_dtype, compute_type, native
+from .options import check_layout
+
+
+class MergedAttention(NamedTuple):
+    """What `merge_attention` returns: what one call over all keys would."""
+
+    output: np.ndarray
+    lse: np.ndarray
+
+
+def merge_attention(
+    outputs: Sequence[ArrayLike], lses: Sequence[ArrayLike], *, layout: str = "bhsd"
+) -> MergedAttention:
+    r"""Merge results of attention over disjoint sets of keys into the one over their union.
+
+    .. math:: \mathrm{lse} = \log \sum_p e^{\mathrm{lse}_p}, \quad
+              \mathrm{output} = \sum_p e^{\mathrm{lse}_p - \mathrm{lse}}\, \mathrm{output}_p
+
+    Parameters
+    ----------
+    outputs : sequence of array_like, shape (..., n_heads, n_q, d_v) each
+        Of one shape and dtype: float16, bfloat16 (of ml_dtypes), float32 or float64.
+    lses : sequence of array_like, shape (..., n_heads, n_q) each
+        As returned with `return_lse`: float64 for float64 outputs, else float32. At most one of
+        the parts may have had `sinks`.
+    layout : {"bhsd", "bshd"}
+        "bshd": outputs are (..., n_q, n_heads, d_v), packed sequences' too. lses keep
+        (..., n_heads, n_q).
+
+    Returns
+    -------
+    output : ndarray, shape and dtype of each of `outputs`
+        Computed in the dtype of lse and rounded once.
+    lse : ndarray, shape and dtype of each of `lses`
+
+    Raises
+    ------
+    ValueError
+        There are no parts, or not as many lses as outputs, or shapes differ.
+    TypeError
+        An array is of a wrong kind.
+
+    Notes
+    -----
+    A part's row that sees no key (lse -inf) changes nothing and its output is not read; a row
+    that sees none in any part has output 0 and lse -inf.
+
+    References
+    ----------
+    Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018, section 3.1.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from attn_engine import merge_attention
+    >>> output, lse = merge_attention([[[1.0]], [[4.0]]], np.log([[2.0], [1.0]]))
+    >>> output, np.exp(lse)
+    (array([[2.]]), array([3.]))
+    """
+    outputs, lses = _parts(outputs, lses, check_layout(layout))
+    dtype, compute = native(outputs[0].dtype), lses[0].dtype
+    with np.errstate(all="ignore"):
+        largest = np.maximum.reduce(lses)
+        largest = np.where(largest == -np.inf, 0, largest)  # -inf - -inf would be NaN
+        shares = [np.exp(lse - largest) for lse in lses]
+        total = sum(shares)
+        merged = np.zeros(outputs[0].shape, compute)
+        term = np.empty_like(merged)
+        for output, lse, share in zip(outputs, lses, shares, strict=True):
+            weight = (share / np.where(total == 0, 1, total))[..., None]
+            np.multiply(output, weight, out=term, dtype=compute)
+            np.add(merged, term, out=merged, where=(lse != -np.inf)[..., None])
+        lse = largest + np.log(total)
+        merged = merged.astype(dtype, copy=False)
+    if layout == "bshd" and merged.ndim > 2:
+        return MergedAttention(np.swapaxes(merged, -2, -3), lse)
+    return MergedAttention(merged, lse)
+
+
+def _parts(outputs: Any, lses: Any, bshd: bool) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Outputs in layout bhsd and lses of the compute type, of equal shapes."""
+    outputs = [as_floats(f"outputs[{i}]", output) for i, output in enumerate(outputs)]
+    lses = [as_floats(f"lses[{i}]", lse) for i, lse in enumerate(lses)]
+    if not outputs or len(outputs) != len(lses):
+        raise ValueError(
+            f"lses: {len(lses)} parts but outputs has {len(outputs)}, expected one for each output "
+            f"and at least one part"
+        )
+    first = outputs[0]
+    if first.ndim < 2:
+        raise ValueError(f"outputs[0]: shape {first.shape}, expected at least 2 axes (n_q, d_v)")
+    if bshd and first.ndim > 2:
+        rows = (*first.shape[:-3], first.shape[-2], first.shape[-3])
+    else:
+        rows = first.shape[:-1]
+    compute = compute_type(first.dtype)
+    for i, (output, lse) in enumerate(zip(outputs, lses, strict=True)):
+        check_same_dtype(f"outputs[{i}]", output, "outputs[0]", first)
+        if output.shape != first.shape:
+            raise ValueError(
+                f"outputs[{i}]: shape {output.shape}, but outputs[0] has {first.shape}"
+            )
+        if native(lse.dtype) != compute:
+            raise TypeError(
+                f"lses[{i}]: dtype {lse.dtype}, expected {compute} beside outputs of {first.dtype}"
+            )
+        if lse.shape != rows:
+            raise ValueError(f"lses[{i}]: shape {lse.shape}, expected {rows} as outputs say")
+    if bshd and first.ndim > 2:
+        outputs = [np.swapaxes(output, -2, -3) for output in outputs]
+    return outputs, [lse.astype(compute, copy=False) for lse in lses]

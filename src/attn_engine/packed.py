@@ -1,0 +1,108 @@
+"""The checks and messages of packed sequences; what comes out is what the compiled core takes."""
+
+from typing import Any
+
+import numpy as np
+
+from .arrays import as_integers, as_tensors, compute_type, dtype_code, native, raw, walkable
+from .options import (
+    Extras,
+    check_dropout,
+    check_flag,
+    check_limits,
+    check_range,
+    check_scale,
+    check_sinks,
+    check_slopes,
+    check_softcap,
+)
+from .outputs import Problem, check_out, destination
+from .shapes import check_shapes
+
+
+def packed_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any,
+    *,
+    is_causal: Any,
+    scale: Any,
+    enable_gqa: Any,
+    causal_offset: Any,
+    window: Any,
+    softcap: Any,
+    alibi_slopes: Any,
+    sinks: Any,
+    dropout_p: Any,
+    dropout_seed: Any,
+    return_lse: Any,
+    out: Any,
+    threads: int,
+) -> Problem:
+    """`scaled_dot_product_attention_varlen`'s arguments, checked; raises all that it documents."""
+    gqa, want_lse = check_flag("enable_gqa", enable_gqa), check_flag("return_lse", return_lse)
+    query, key, value = tensors = as_tensors(query, key, value)
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if tensor.ndim != 3:
+            raise ValueError(f"{name}: shape {tensor.shape}, expected 3 axes (total, heads, d)")
+    axes, total_k = check_shapes(query.shape, key.shape, value.shape, True, gqa, packed=True)
+    query_starts = _starts("cu_seqlens_q", cu_seqlens_q, axes.n, "query")
+    key_starts = _starts("cu_seqlens_k", cu_seqlens_k, total_k, "key")
+    if len(query_starts) != len(key_starts):
+        raise ValueError(
+            f"cu_seqlens_k: {len(key_starts) - 1} sequences but cu_seqlens_q has "
+            f"{len(query_starts) - 1}; a sequence without keys repeats an entry"
+        )
+    n_q, n_kv, batch = np.diff(query_starts), np.diff(key_starts), (len(query_starts) - 1,)
+    limits = check_limits(is_causal, causal_offset, window, None, None, batch, n_q, n_kv)
+    dtype, shape = native(query.dtype), (*query.shape[:-1], value.shape[-1])
+    compute = compute_type(dtype)
+    scale = check_scale(scale, axes.d, compute)
+    extras = Extras(
+        check_softcap(softcap, compute),
+        check_slopes(alibi_slopes, batch, axes.heads, compute),
+        check_sinks(sinks, axes.heads, compute),
+        None,
+        None,
+        *check_dropout(dropout_p, dropout_seed),
+        query_starts,
+        key_starts,
+        int(n_q.max(initial=0)),
+        int(n_kv.max(initial=0)),
+    )
+    check_out(out, shape, dtype, {"query": query, "key": key, "value": value})
+
+    query, key, value = [raw(walkable(tensor)) for tensor in tensors]
+    output, target, spill = destination(out, shape, dtype, shape)
+    lse = np.empty((axes.heads, axes.n), compute) if want_lse else None
+    arguments = (
+        query, key, value, raw(target), None, lse, None, None, *limits[:3], scale, *limits[3:],
+        dtype_code(dtype), True, threads, tuple(extras),
+    )  # fmt: skip
+    return Problem(arguments, output, None, lse, spill)
+
+
+def _starts(name: str, value: Any, total: int, packed: str) -> np.ndarray:
+    """Where each sequence begins, and where the last one ends."""
+    starts = as_integers(name, value)
+    if starts.ndim != 1 or not starts.size:
+        raise ValueError(f"{name}: shape {starts.shape}, expected 1 axis (sequences + 1,)")
+    if starts[0] != 0:
+        raise ValueError(f"{name}: got {starts[0]} at index 0, expected 0, where sequences begin")
+    check_range(name, starts, total)
+    starts = starts.astype(np.int64)
+    down = np.flatnonzero(np.diff(starts) < 0)
+    if down.size:
+        i = int(down[0]) + 1
+        raise ValueError(
+            f"{name}: got {starts[i]} at index {i} after {starts[i - 1]}, expected no decrease; "
+            f"from lengths it is np.concatenate([[0], np.cumsum(lengths)])"
+        )
+    if starts[-1] != total:
+        raise ValueError(
+            f"{name}: got {starts[-1]} at index {len(starts) - 1}, the end of the last sequence, "
+            f"expected {total}, the rows of {packed}"
+        )
+    return starts

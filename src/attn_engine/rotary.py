@@ -1,0 +1,152 @@
+"""Rotary position embedding of queries and keys."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from .arrays import as_floats, as_integers, compute_type, native
+from .options import check_count, check_flag, check_range
+from .outputs import check_out
+from .shapes import Shape
+
+
+def rotary_embedding(
+    x: ArrayLike,
+    cos: ArrayLike,
+    sin: ArrayLike,
+    position_ids: ArrayLike | None = None,
+    *,
+    interleaved: bool = False,
+    rotary_dim: int | None = None,
+    out: np.ndarray | None = None,
+) -> np.ndarray:
+    r"""Rotate pairs of a query's or key's components by angles that grow with its position.
+
+    .. math:: (a, b) \mapsto (a \cos\theta - b \sin\theta,\; b \cos\theta + a \sin\theta)
+
+    Parameters
+    ----------
+    x : array_like, shape (..., n_heads, n, d)
+        Two axes are one head, three are heads without a batch; further axes in front are batch
+        axes. float16, bfloat16 (of ml_dtypes), float32 or float64.
+    cos, sin : array_like
+        Cosines and sines of the angles, in any of these dtypes. With `position_ids` a table,
+        (positions, rotary_dim / 2); else those of each row, (..., n, rotary_dim / 2) with the
+        batch axes of `x`, or (n, rotary_dim / 2) for all batch entries.
+    position_ids : array_like of int, optional
+        Row of the table for each row of `x`: its batch axes and (n,), or (n,) for all entries.
+    interleaved : bool
+        Pairs are neighbours, components 2 c and 2 c + 1; else the halves of what is rotated,
+        c and c + rotary_dim / 2.
+    rotary_dim : int, optional
+        How many components are rotated, an even number; the rest is passed on. All by default.
+    out : ndarray, optional
+        Where to write the result: its exact shape and dtype, sharing no memory with an input.
+
+    Returns
+    -------
+    rotated : ndarray, shape and dtype of `x`
+
+    Raises
+    ------
+    ValueError
+        A shape or a value is wrong. Nothing has been written then.
+    TypeError
+        An argument is of a wrong kind.
+
+    Notes
+    -----
+    float16 and bfloat16 are computed in float32 and rounded once.
+
+    References
+    ----------
+    Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021, equation 34.
+    The arguments are those of ONNX RotaryEmbedding (opset 23).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from attn_engine import rotary_embedding
+    >>> quarter_turns = np.arange(3)[:, None] * np.pi / 2
+    >>> x = np.array([[1.0, 0.0]] * 3)
+    >>> rotary_embedding(x, np.cos(quarter_turns), np.sin(quarter_turns)).round() + 0.0
+    array([[ 1.,  0.],
+           [ 0.,  1.],
+           [-1.,  0.]])
+    """
+    interleaved = check_flag("interleaved", interleaved)
+    x, tables = as_floats("x", x), {"cos": as_floats("cos", cos), "sin": as_floats("sin", sin)}
+    if x.ndim < 2:
+        raise ValueError(f"x: shape {x.shape}, expected at least 2 axes (n, d)")
+    half = _half(rotary_dim, x.shape[-1])
+    dtype, compute = native(x.dtype), compute_type(x.dtype)
+    positions = _check_tables(tables, position_ids, x.shape, half)
+    check_out(out, x.shape, dtype, {"x": x, **tables})
+
+    cos, sin = (_rows(table, positions, x.ndim, compute) for table in tables.values())
+    result = np.empty(x.shape, dtype) if out is None else out
+    if interleaved:
+        first, second = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
+    else:
+        first, second = slice(half), slice(half, 2 * half)
+    with np.errstate(all="ignore"):
+        a = x[..., first].astype(compute, copy=False)
+        b = x[..., second].astype(compute, copy=False)
+        turned, term = a * cos, b * sin
+        result[..., first] = np.subtract(turned, term, out=turned)
+        np.multiply(b, cos, out=turned)
+        np.multiply(a, sin, out=term)
+        result[..., second] = np.add(turned, term, out=turned)
+    result[..., 2 * half :] = x[..., 2 * half :]
+    return result
+
+
+def _half(rotary_dim: Any, d: int) -> int:
+    """How many pairs are rotated."""
+    count = d if rotary_dim is None else check_count("rotary_dim", rotary_dim)
+    if count > d or count % 2:
+        got = f"x: d is {d}" if rotary_dim is None else f"rotary_dim: got {count}"
+        raise ValueError(f"{got}, expected an even number up to d, which is {d}")
+    return count // 2
+
+
+def _check_tables(
+    tables: dict[str, np.ndarray], position_ids: Any, shape: Shape, half: int
+) -> np.ndarray | None:
+    """cos and sin fit x and each other; the positions, if there are any."""
+    batch, n = shape[:-3], shape[-2]
+    if position_ids is None:
+        for name, table in tables.items():
+            if table.shape not in ((n, half), (*batch, n, half)):
+                raise ValueError(
+                    f"{name}: shape {table.shape}, expected {(n, half)}"
+                    + (f" or {(*batch, n, half)}" if batch else "")
+                    + f" for x {shape}; a longer table needs position_ids, "
+                    f"a narrower one rotary_dim"
+                )
+        return None
+    rows = tables["cos"].shape[0] if tables["cos"].ndim else 0
+    for name, table in tables.items():
+        if table.shape != (rows, half):
+            raise ValueError(
+                f"{name}: shape {table.shape}, expected (positions, {half}), both tables alike, "
+                f"with rotary_dim {2 * half}"
+            )
+    positions = as_integers("position_ids", position_ids)
+    if positions.shape not in ((n,), (*batch, n)):
+        raise ValueError(
+            f"position_ids: shape {positions.shape}, expected {(n,)}"
+            + (f" or {(*batch, n)}" if batch else "")
+        )
+    if positions.size:
+        check_range("position_ids", positions, rows - 1)
+    return positions
+
+
+def _rows(
+    table: np.ndarray, positions: np.ndarray | None, rank: int, compute: np.dtype
+) -> np.ndarray:
+    """A table's row for each row of x, ready to be multiplied with all heads."""
+    rows = (table if positions is None else table[positions]).astype(compute, copy=False)
+    return rows if rank == 2 else rows[..., None, :, :]
