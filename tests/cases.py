@@ -76,7 +76,26 @@ class Problem:
         mask = options.get("attn_mask")
         if mask is not None and mask.ndim > 1 and mask.shape[-2] > 1:
             options["attn_mask"] = mask[..., start:stop, :]
+        if "segment_ids" in options:
+            q_ids, kv_ids = options["segment_ids"]
+            options["segment_ids"] = q_ids[..., start:stop], kv_ids
+        assert start == 0 or "dropout_p" not in options  # what is dropped depends on the position
         return replace(self, query=self.query[index], options=options)
+
+    def entry(self, b):
+        """The same problem for one entry of its only batch axis, as a batch of one."""
+        one = slice(b, b + 1)
+        options = dict(self.options)
+        for name, rank in (("attn_mask", 4), ("alibi_slopes", 2)):
+            if np.ndim(options.get(name)) == rank and len(options[name]) > 1:
+                options[name] = options[name][one]
+        for name in ("causal_offset", "query_lengths", "key_lengths"):
+            if np.ndim(options.get(name)):
+                options[name] = options[name][one]
+        if "segment_ids" in options:
+            ids = options["segment_ids"]
+            options["segment_ids"] = tuple(x[one] if np.ndim(x) > 1 else x for x in ids)
+        return Problem(self.query[one], self.key[one], self.value[one], options)
 
     def visible(self):
         """Which query sees which key, (..., n_heads, n_q, n_kv); no number but a mask matters."""
@@ -84,21 +103,28 @@ class Problem:
 
     def sizes(self, dtype):
         """What the error of each row scales with, (..., n_heads, n_q), over the keys it sees:
-        the largest |scale| sum|q_i k_ij| + |bias_ij|, and the largest |value|, if finite."""
+        the largest |scale| sum|q_i k_ij| + |bias_ij|, or |sink|, and the largest |value| that
+        dropout scales up, if finite."""
         visible = self.visible()
         changed = {n: np.abs(self.options[n]) for n in {"scale", "attn_mask"} & self.options.keys()}
-        magnitudes = self.but(np.abs(self.query), np.abs(self.key), **changed)
+        if "alibi_slopes" in self.options:
+            changed["alibi_slopes"] = -np.abs(self.options["alibi_slopes"])
+        magnitudes = self.but(np.abs(self.query), np.abs(self.key), softcap=None, **changed)
         scores, _ = magnitudes._scores_and_visible(dtype)
         value = reference.one_per_head(self.value, visible.shape[-3], self._layout, dtype)
         value = np.where(np.isfinite(value), np.abs(value), 0)
-        values = value.max(-1, initial=0)[..., None, :]
+        values = value.max(-1, initial=0)[..., None, :] / (1 - self.options.get("dropout_p", 0))
         sizes = (np.where(visible & np.isfinite(x), x, 0) for x in (scores, values))
         rows = [x.max(-1, initial=0) for x in sizes]
+        if "sinks" in self.options:
+            sinks = np.abs(np.asarray(self.options["sinks"], dtype))[:, None]
+            rows[0] = np.maximum(rows[0], np.where(np.isfinite(sinks), sinks, 0))
         return [x[0] for x in rows] if self.query.ndim == 2 else rows
 
     def _scores_and_visible(self, dtype=np.float64):
         """The reference's scores and visible keys."""
-        options = {k: v for k, v in self.options.items() if k != "layout"}
+        later = {"layout", "sinks", "dropout_p", "dropout_seed"}
+        options = {k: v for k, v in self.options.items() if k not in later}
         query = reference.one_per_head(self.query, None, self._layout, dtype)
         key = reference.one_per_head(self.key, query.shape[-3], self._layout, dtype)
         with np.errstate(all="ignore"):

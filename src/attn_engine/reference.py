@@ -41,6 +41,11 @@ def scaled_dot_product_attention(
         value = one_per_head(value, query.shape[-3], layout, dtype)
         scores, visible = scores_and_visible(query, key, attn_mask, **options)
         weights, lse = visible_softmax(scores, visible, sinks)
+        if options.get("query_lengths") is not None:  # padding has no sink either
+            padding = (
+                np.arange(lse.shape[-1]) >= np.asarray(options["query_lengths"])[..., None, None]
+            )
+            lse = np.where(padding, -np.inf, lse)
         kept = weights
         if dropout_p:
             keep = keeps(dropout_p, dropout_seed, weights.shape)
