@@ -122,8 +122,13 @@ static void fill_mask(attend_case *c, check_edge edge) {
                               : 0;
     c->mask = guarded_new(n * (m->kind == ATTN_MASK_ADD ? attn_real_bytes(p->dtype) : 1), edge);
     m->data = c->mask.data;
+    /* some hide a stair, with nothing for the first queries: tiles of which a part is empty */
+    const bool in_stairs = check_pick(3) == 0;
+    const int64_t row = m->stride_row ? m->stride_row : n + 1, period = p->n_q * row;
     for (int64_t e = 0; e < n; e++) {
-        const bool hide = check_pick(4) == 0;
+        const int64_t i = e % period / row, j = e % row / m->stride_col;
+        const bool stair = j * p->n_q >= (i - p->n_q / 4) * p->n_kv;
+        const bool hide = in_stairs ? stair : check_pick(4) == 0;
         if (m->kind == ATTN_MASK_ADD)
             check_store(compute, c->mask.data, e, hide ? -INFINITY : 3 * check_random());
         else ((uint8_t *)c->mask.data)[e] = !hide;
