@@ -18,32 +18,35 @@
 #include "score.h"
 #include "tiles.h"
 
-#define DOT_KEYS (LANES > 1 ? LANES / 2 : 1) /* keys whose sums are in registers at a time */
+/* Dot products are made for LANES (row, key) pairs at a time: several rows share the keys they load. */
+#define DOT_ROWS (LANES >= 4 ? LANES / 4 : 1)
 
-/* q . k for LANES keys, one per lane; keys past the last of `n` repeat it. q is padded with zeros. */
-INLINE vec dot_keys(const real *restrict q, const stored *restrict keys, int64_t stride, int64_t n,
-                    int64_t d) {
+/* out[r * keys + k] = q[r] . key k, for `rows` rows from q on and LANES / rows keys; keys past the last
+ * of `n` repeat it. q is padded with zeros. ahead: how far to fetch keys, 0 if they are in cache. */
+INLINE void dot_tile(const int rows, const real *restrict q, int64_t q_stride, const stored *restrict keys,
+                     int64_t stride, int64_t n, int64_t d, int64_t ahead, real *restrict out) {
+    const int count = LANES / rows, step = count > 8 ? 8 : count; /* keys in all, keys in registers */
     vec sum[LANES];
-    for (int half = 0; half < LANES; half += DOT_KEYS) {
-        const stored *row[DOT_KEYS];
-        vec acc[DOT_KEYS];
-    UNROLL for (int k = 0; k < DOT_KEYS; k++) {
-            row[k] = keys + min_i(half + k, n - 1) * stride;
-            acc[k] = v_zero();
+    UNROLL for (int k0 = 0; k0 < count; k0 += step) {
+        const stored *row[LANES];
+        vec acc[LANES];
+        UNROLL for (int k = 0; k < step; k++) row[k] = keys + min_i(k0 + k, n - 1) * stride;
+        UNROLL for (int e = 0; e < rows * step; e++) acc[e] = v_zero();
+        for (int64_t c = 0; c < d; c += LANES) {
+            vec x[LANES];
+            UNROLL for (int k = 0; k < step; k++) {
+                x[k] = c + LANES <= d ? v_load_stored(row[k] + c) : v_load_stored_part(row[k] + c, (int)(d - c));
+                if (ahead) v_prefetch(row[k] + ahead + c);
+            }
+            UNROLL for (int r = 0; r < rows; r++) {
+                const vec y = v_load(q + r * q_stride + c);
+                UNROLL for (int k = 0; k < step; k++) acc[r * step + k] = v_fma(y, x[k], acc[r * step + k]);
+            }
         }
-        int64_t c = 0;
-        for (; c + LANES <= d; c += LANES) {
-            const vec x = v_load(q + c);
-            UNROLL for (int k = 0; k < DOT_KEYS; k++) acc[k] = v_fma(x, v_load_stored(row[k] + c), acc[k]);
-        }
-        if (c < d) {
-            const vec x = v_load(q + c);
-            UNROLL for (int k = 0; k < DOT_KEYS; k++)
-                acc[k] = v_fma(x, v_load_stored_part(row[k] + c, (int)(d - c)), acc[k]);
-        }
-        UNROLL for (int k = 0; k < DOT_KEYS; k++) sum[half + k] = acc[k];
+        UNROLL for (int r = 0; r < rows; r++)
+            UNROLL for (int k = 0; k < step; k++) sum[r * count + k0 + k] = acc[r * step + k];
     }
-    return v_sum_each(sum);
+    v_store(out, v_sum_each(sum));
 }
 
 /* One split of one kv head. */
@@ -118,10 +121,26 @@ static void pack_rows(const split *s, real *restrict to) {
 static void score_rows(const split *s, int64_t j0, int64_t j1, const real *queries, real *restrict scores) {
     const attn_problem *p = s->p;
     const stored *keys = (const stored *)p->key.data + at(&p->key, s->batch, s->kv_head, s->key_row + j0);
-    for (int64_t j = 0; j < j1 - j0; j += LANES, keys += LANES * p->key.stride_row)
-        for (int64_t r = 0; r < s->plan->rows; r++)
-            v_store(scores + r * SPLIT_KV + j, dot_keys(queries + r * s->plan->d_qk_padded, keys,
-                                                        p->key.stride_row, j1 - j0 - j, p->d_qk));
+    const int64_t stride = p->key.stride_row, q_stride = s->plan->d_qk_padded, rows = s->plan->rows;
+    const int64_t shared = rows / DOT_ROWS * DOT_ROWS; /* rows that go DOT_ROWS at a time */
+    const int64_t ahead = elements_ahead(p->d_qk, stride);
+    for (int64_t j = 0; j < j1 - j0; j += LANES, keys += LANES * stride) {
+        const int64_t n = j1 - j0 - j;
+        for (int64_t r = 0; r < shared; r += DOT_ROWS)
+            for (int64_t k = 0; k < min_i(LANES, n); k += LANES / DOT_ROWS) {
+                const real *q = queries + r * q_stride;
+                const stored *from = keys + k * stride;
+                real dots[LANES];
+                dot_tile(DOT_ROWS, q, q_stride, from, stride, n - k, p->d_qk, r ? 0 : ahead, dots);
+                for (int64_t i = 0; i < DOT_ROWS; i++)
+                    memcpy(scores + (r + i) * SPLIT_KV + j + k, dots + i * (LANES / DOT_ROWS),
+                           LANES / DOT_ROWS * sizeof *dots);
+            }
+        for (int64_t r = shared; r < rows; r++) {
+            const real *q = queries + r * q_stride;
+            dot_tile(1, q, q_stride, keys, stride, n, p->d_qk, r ? 0 : ahead, scores + r * SPLIT_KV + j);
+        }
+    }
 }
 
 /* Score function and masks on one row's scores of keys [from, j1) (scores start at key j0), -inf in
@@ -179,7 +198,7 @@ static void attend_split(const attn_call *call, const split *s, int64_t j0, int6
     uint8_t *const hidden = (uint8_t *)((real *)scratch + plan->scratch.hidden);
     const value_rows values = {
         (const stored *)p->value.data + at(&p->value, s->batch, s->kv_head, s->key_row + j0),
-        p->value.stride_row};
+        p->value.stride_row, elements_ahead(p->d_v, p->value.stride_row)};
     const bool masked = p->mask.kind != ATTN_MASK_NONE || p->query_segments ||
                         !band_full(&s->band, 0, s->band.n_q, j0, j1);
     const bool whole = masked || p->softcap != 0 || p->alibi_slopes; /* else only the end needs care */

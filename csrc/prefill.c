@@ -132,9 +132,9 @@ static value_rows values_of(const block *b, int64_t j0, int64_t j1) {
     const attn_problem *p = b->p;
     if (!b->plan->copy_values)
         return (value_rows){(const real *)p->value.data + at(&p->value, b->batch, b->kv_head, b->key_row + j0),
-                            p->value.stride_row};
+                            p->value.stride_row, 0};
     copy_rows(&p->value, b, j0, j1, p->d_v, b->plan->d_v_padded, b->value_copy);
-    return (value_rows){b->value_copy, b->plan->d_v_padded};
+    return (value_rows){b->value_copy, b->plan->d_v_padded, 0};
 }
 
 /* The weights that multiply the values: those of the softmax, or a copy after dropout. */
@@ -255,7 +255,7 @@ static void store_weights(const block *b, key_range keys, const real *block_max)
  * tile may write past t. */
 static void clear_around(const block *b, tile_view t, int64_t j0, int64_t j1) {
     const int64_t from = (t.i0 - b->i0) / LANES * LANES, to = round_up(t.i1 - b->i0, LANES);
-    if (from == 0 && to >= b->n && t.j0 == j0 && t.j1 == j1) return;
+    if (t.i0 < t.i1 && from == 0 && to >= b->n && t.j0 == j0 && t.j1 == j1) return;
     for (int64_t j = j0; j < j1; j++) {
         real *row = b->scores + j * BLOCK_Q;
         const bool inside = t.i0 < t.i1 && t.j0 <= j && j < t.j1;

@@ -6,8 +6,9 @@
  * The tier's header states its register tile:
  *   TILE_KEYS x TILE_QV   accumulators of the score tile (keys x vectors of queries)
  *   TILE_ROWS x TILE_DV   accumulators of the value tile (queries x vectors of d_v)
- * Semantics that results rely on: v_max(a, b) is b when either is NaN; v_fma rounds once; partial
- * loads fill with 0 and touch only the lanes asked for. */
+ * Semantics that results rely on: v_max(a, b) is b when either is NaN; v_fma rounds once (twice in the
+ * scalar tier); v_sum adds by a tree that a rotation of the lanes does not change; partial loads fill with
+ * 0 and touch only the lanes asked for. */
 #ifndef ATTN_SIMD_H
 #define ATTN_SIMD_H
 
@@ -104,6 +105,21 @@ INLINE vec v_load_stored_part(const stored *p, int n) { return v_load_part(p, n)
 INLINE void v_store_stored(stored *p, vec v) { v_store(p, v); }
 INLINE void v_store_stored_part(stored *p, vec v, int n) { v_store_part(p, v, n); }
 #endif
+
+/* a / b for many a and one b, r = 1 / b: the correctly rounded quotient by two multiply-adds (Markstein
+ * 1990), or a r where that is not finite. */
+INLINE vec v_quotient(vec a, vec b, vec r) {
+#if LANES == 1 /* multiply-adds that are not fused have nothing to correct with */
+    (void)r;
+    return v_div(a, b);
+#else
+    const vec q = v_mul(a, r), rest = v_fma(v_sub(v_zero(), q), b, a);
+    return v_select(v_unordered(rest, rest), q, v_fma(rest, r, q));
+#endif
+}
+
+/* A hint that p will be read soon; p may be any address. */
+INLINE void v_prefetch(const void *p) { __builtin_prefetch(p, 0, 3); }
 
 /* Lanes a, a + 1, ..., b - 1; any a and b. */
 INLINE vmask v_range(int64_t a, int64_t b) {

@@ -44,7 +44,23 @@ INLINE vec v_round(vec a) { return V(round)(a, _MM_FROUND_TO_NEAREST_INT | _MM_F
 INLINE vec v_load(const real *p) { return V(loadu)(p); }
 INLINE void v_store(real *p, vec v) { V(storeu)(p, v); }
 
+/* Bit k is set where byte p[k], k < n <= 32, is not 0. */
+INLINE uint32_t bits_of_bytes(const uint8_t *p, int n) {
+    uint8_t bytes[32] = {0};
+    if (n < 32) p = memcpy(bytes, p, (size_t)n);
+    const __m256i zero =
+        _mm256_cmpeq_epi8(_mm256_loadu_si256((const __m256i *)p), _mm256_setzero_si256());
+    return ~(uint32_t)_mm256_movemask_epi8(zero);
+}
+
 #ifdef ATTN_DTYPE_f64
+
+/* The lanes whose word has bit k. */
+INLINE vmask v_bit(const uint32_t words[LANES], int k) {
+    const __m256i wide = _mm256_cvtepu32_epi64(_mm_loadu_si128((const __m128i *)words));
+    const __m256i bit = _mm256_set1_epi64x(INT64_C(1) << k);
+    return _mm256_castsi256_pd(_mm256_cmpeq_epi64(_mm256_and_si256(wide, bit), bit));
+}
 
 INLINE __m256i v_first_bits(int n) {
     return _mm256_cmpgt_epi64(_mm256_set1_epi64x(n), _mm256_setr_epi64x(0, 1, 2, 3));
@@ -90,6 +106,13 @@ INLINE void v_transpose(vec r[LANES]) {
 }
 
 #else
+
+/* The lanes whose word has bit k. */
+INLINE vmask v_bit(const uint32_t words[LANES], int k) {
+    const __m256i wide = _mm256_loadu_si256((const __m256i *)words);
+    const __m256i bit = _mm256_set1_epi32((int)(1u << k));
+    return _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(wide, bit), bit));
+}
 
 INLINE __m256i v_first_bits(int n) {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));

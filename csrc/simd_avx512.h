@@ -60,7 +60,20 @@ INLINE vec v_scale_exp2(vec p, vec n, vec y, real floor) {
 INLINE real v_sum(vec a) { return V(reduce_add)(a); }
 INLINE real v_max_lanes(vec a) { return V(reduce_max)(a); }
 
+/* Bit k is set where byte p[k], k < n <= 32, is not 0. */
+INLINE uint32_t bits_of_bytes(const uint8_t *p, int n) {
+    const __mmask32 keys = n < 32 ? (1u << n) - 1 : ~0u;
+    const __m256i bytes = _mm256_maskz_loadu_epi8(keys, p);
+    return _mm256_test_epi8_mask(bytes, bytes);
+}
+
 #ifdef ATTN_DTYPE_f64
+
+/* The lanes whose word has bit k. */
+INLINE vmask v_bit(const uint32_t words[LANES], int k) {
+    const __m512i wide = _mm512_cvtepu32_epi64(_mm256_loadu_si256((const __m256i *)words));
+    return _mm512_test_epi64_mask(wide, _mm512_set1_epi64(INT64_C(1) << k));
+}
 
 INLINE vec v_from_bytes(const uint8_t *p, int n) { /* n bytes 0 or 1 -> 0.0 or 1.0 */
     return _mm512_cvtepi32_pd(_mm256_cvtepu8_epi32(_mm_maskz_loadu_epi8(v_first(n), p)));
@@ -98,6 +111,11 @@ INLINE void v_transpose(vec r[LANES]) {
 }
 
 #else
+
+/* The lanes whose word has bit k. */
+INLINE vmask v_bit(const uint32_t words[LANES], int k) {
+    return _mm512_test_epi32_mask(_mm512_loadu_si512(words), _mm512_set1_epi32((int)(1u << k)));
+}
 
 INLINE vec v_from_bytes(const uint8_t *p, int n) { /* n bytes 0 or 1 -> 0.0 or 1.0 */
     return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(v_first(n), p)));

@@ -39,6 +39,12 @@ INLINE void v_store(real *p, vec v) { *p = v; }
 INLINE void v_store_part(real *p, vec v, int n) {
     if (n > 0) *p = v;
 }
+INLINE uint32_t bits_of_bytes(const uint8_t *p, int n) { /* bit k: p[k] is not 0; n <= 32 */
+    uint32_t bits = 0;
+    for (int k = 0; k < n; k++) bits |= (uint32_t)(p[k] != 0) << k;
+    return bits;
+}
+INLINE vmask v_bit(const uint32_t words[LANES], int k) { return words[0] >> k & 1; }
 INLINE vec v_from_bytes(const uint8_t *p, int n) { return n > 0 ? *p : 0; }
 
 #ifdef ATTN_DTYPE_f64

@@ -41,10 +41,16 @@ INLINE void score_tile(const int nv, const real *restrict panel, const real *con
     }
 }
 
+/* Decode is bound by memory: rows are asked for this many bytes before they are read. */
+#define AHEAD_BYTES 12288
+INLINE int64_t elements_ahead(int64_t d, int64_t stride) {
+    return max_i(4, AHEAD_BYTES / (max_i(1, d) * (int64_t)sizeof(stored))) * stride;
+}
+
 /* Where value rows lie: reals, or storage type with `tail` columns in the last vector. */
 typedef struct value_rows {
     const void *data;
-    int64_t stride; /* elements */
+    int64_t stride, ahead; /* elements; ahead: which to fetch already, stored rows only */
 } value_rows;
 
 INLINE vec load_value(const void *row, int64_t column, const bool is_stored, int n) {
@@ -74,8 +80,10 @@ INLINE void value_tile(const int rows, const int nv, const bool is_stored, weigh
     for (int64_t j = 0; j < n; j++) {
         const void *row = value_row(v, j, is_stored);
         vec x[TILE_DV];
-        UNROLL for (int c = 0; c < nv; c++)
+        UNROLL for (int c = 0; c < nv; c++) {
             x[c] = load_value(row, column + c * LANES, is_stored, c == nv - 1 ? tail : LANES);
+            if (is_stored) v_prefetch((const stored *)row + v.ahead + column + c * LANES);
+        }
         UNROLL for (int r = 0; r < rows; r++) {
             const vec p = v_set1(w.data[r * w.row + j * w.key]);
             UNROLL for (int c = 0; c < nv; c++) acc[r][c] = v_fma(p, x[c], acc[r][c]);
@@ -124,9 +132,9 @@ INLINE void value_product(int64_t rows, int64_t d_v, const bool is_stored, weigh
 
 /* out = o / l in storage type, one rounding; 0 for a row that saw nothing (l = 0). o has padded rows. */
 INLINE void store_output(stored *restrict out, const real *restrict o, real l, int64_t d_v) {
-    const vec sum = v_set1(l == 0 ? 1 : l);
+    const vec sum = v_set1(l == 0 ? 1 : l), inverse = v_div(v_set1(1), sum);
     for (int64_t c = 0; c < d_v; c += LANES) {
-        const vec x = l == 0 ? v_zero() : v_div(v_load(o + c), sum);
+        const vec x = l == 0 ? v_zero() : v_quotient(v_load(o + c), sum, inverse);
         if (c + LANES <= d_v) v_store_stored(out + c, x);
         else v_store_stored_part(out + c, x, (int)(d_v - c));
     }
