@@ -167,6 +167,15 @@ def test_one_far_larger_score_gives_its_value_bit_for_bit(dtype, n_q):
         assert_same_bits(output, problem.value[winners])
 
 
+@pytest.mark.parametrize("climb", [-100, -6, 0.5, 5, 6, 20, 60, 88, 100, 300])
+def test_scores_that_climb_from_block_to_block(dtype, n_q, climb):
+    """The maximum of a row moves at every step of keys, by more or less than a kernel can wait."""
+    n_kv = 200 if n_q > 4 else 2100
+    step, row = np.arange(n_kv) * 4 // n_kv, np.arange(n_q)[:, None]
+    bias = climb * step * (1 + row % 3) / 3
+    assert_accurate(make_problem(dtype, n_heads=None, n_q=n_q, n_kv=n_kv, d_qk=130, attn_mask=bias))
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_random_calls(dtype, seed):
     assert_accurate(random_problem(dtype, seed))
