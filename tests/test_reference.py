@@ -1,5 +1,6 @@
 """The specification itself: against plain loops, and against numbers worked by hand."""
 
+import itertools
 import math
 
 import numpy as np
@@ -13,6 +14,9 @@ RNG = np.random.default_rng(1)
 BIAS = RNG.standard_normal((BATCH, N_HEADS, N_Q, N_KV))
 KEEP = BIAS > -0.5
 PER_BATCH = np.array([3, 5])
+SLOPES = RNG.random((BATCH, N_HEADS)) - 0.3
+SINKS = np.array([0.5, -np.inf, -1.0, 3.0])
+SEGMENTS = RNG.integers(0, 2, (BATCH, N_Q)), RNG.integers(0, 2, (BATCH, N_KV))
 
 OPTIONS = {
     "plain": {},
@@ -39,6 +43,12 @@ OPTIONS = {
     "query lengths": {"query_lengths": PER_BATCH},
     "key lengths": {"key_lengths": PER_BATCH},
     "key length zero": {"key_lengths": np.array([0, 7])},
+    "softcap": {"softcap": 0.7, "attn_mask": BIAS},
+    "alibi": {"alibi_slopes": SLOPES[0], "causal_offset": -1},
+    "alibi of each entry": {"alibi_slopes": SLOPES, "causal_offset": np.array([-3, 4])},
+    "sinks": {"sinks": SINKS, "key_lengths": np.array([0, 7])},
+    "segments": {"segment_ids": SEGMENTS},
+    "segments shared": {"segment_ids": (SEGMENTS[0][0], SEGMENTS[1][0])},
     "everything": {
         "attn_mask": np.where(KEEP, BIAS, -np.inf),
         "is_causal": True,
@@ -47,6 +57,10 @@ OPTIONS = {
         "query_lengths": PER_BATCH,
         "key_lengths": PER_BATCH + 1,
         "scale": 0.5,
+        "softcap": 1.5,
+        "alibi_slopes": SLOPES,
+        "sinks": SINKS,
+        "segment_ids": SEGMENTS,
     },
 }
 
@@ -63,22 +77,30 @@ def attend(problem):
     )
 
 
-def bias_of(b, h, i, j, attn_mask=None, is_causal=False, causal_offset=0, window=None, **lengths):
+def of_entry(array, b, rank):
+    """Entry b of something that may be shared by all of them."""
+    return array[b] if np.ndim(array) == rank else array
+
+
+def bias_of(b, h, i, j, attn_mask=None, is_causal=False, causal_offset=0, window=None, **more):
     """What is added to the score of query i and key j; -inf where some mask hides it."""
-    n_q = lengths["query_lengths"][b] if "query_lengths" in lengths else N_Q
-    n_kv = lengths["key_lengths"][b] if "key_lengths" in lengths else N_KV
+    n_q = more["query_lengths"][b] if "query_lengths" in more else N_Q
+    n_kv = more["key_lengths"][b] if "key_lengths" in more else N_KV
     if isinstance(causal_offset, str):
         causal_offset = n_kv - n_q
-    elif isinstance(causal_offset, np.ndarray):
-        causal_offset = causal_offset[b]
-    p = i + causal_offset
+    p = i + of_entry(causal_offset, b, 1)
     left, right = window or (None, None)
     hidden = i >= n_q or j >= n_kv or (is_causal and j > p)
     hidden = hidden or (left is not None and j < p - left) or (right is not None and j > p + right)
+    if "segment_ids" in more:
+        q_ids, kv_ids = more["segment_ids"]
+        hidden = hidden or of_entry(q_ids, b, 2)[i] != of_entry(kv_ids, b, 2)[j]
     bias = 0.0
     if attn_mask is not None:
         element = np.broadcast_to(attn_mask, (BATCH, N_HEADS, N_Q, N_KV))[b, h, i, j]
         bias = (0.0 if element else -math.inf) if attn_mask.dtype == bool else element
+    if "alibi_slopes" in more:
+        bias -= of_entry(more["alibi_slopes"], b, 2)[h] * abs(p - j)
     return -math.inf if hidden else bias
 
 
@@ -86,13 +108,16 @@ def row_by_loops(problem, b, h, i):
     """Output, weights and lse of one query, one number at a time."""
     options = dict(problem.options)
     options.pop("enable_gqa")
-    scale = options.pop("scale", 1 / math.sqrt(3))
+    scale, cap = options.pop("scale", 1 / math.sqrt(3)), options.pop("softcap", 0)
+    sink = options.pop("sinks", [-math.inf] * N_HEADS)[h]
     g = h // (N_HEADS // N_KV_HEADS)
     scores = []
     for j in range(N_KV):
-        dot = sum(problem.query[b, h, i, c] * problem.key[b, g, j, c] for c in range(3))
-        scores.append(dot * scale + bias_of(b, h, i, j, **options))
-    total = sum(math.exp(s) for s in scores)
+        score = sum(problem.query[b, h, i, c] * problem.key[b, g, j, c] for c in range(3)) * scale
+        score = cap * math.tanh(score / cap) if cap else score
+        scores.append(score + bias_of(b, h, i, j, **options))
+    padding = "query_lengths" in options and i >= options["query_lengths"][b]
+    total = sum(math.exp(s) for s in scores) + (0 if padding else math.exp(sink))
     weights = [math.exp(s) / total if total else 0.0 for s in scores]
     output = [sum(weights[j] * problem.value[b, g, j, c] for j in range(N_KV)) for c in range(2)]
     return output, weights, math.log(total) if total else -math.inf
@@ -107,6 +132,33 @@ def test_equals_plain_loops(options):
         np.testing.assert_allclose(output[b, h, i], expected[0], rtol=1e-12, atol=1e-14)
         np.testing.assert_allclose(weights[b, h, i], expected[1], rtol=1e-12, atol=1e-14)
         np.testing.assert_allclose(lse[b, h, i], expected[2], rtol=1e-12)
+
+
+def test_dropout_scales_what_it_keeps():
+    problem = make(dropout_p=0.4, dropout_seed=3)
+    dropped, whole = attend(problem), attend(make())
+    np.testing.assert_array_equal(dropped.weights, whole.weights)
+    keep = reference.keeps(0.4, 3, whole.weights.shape)
+    assert 0.4 < keep.mean() < 0.8
+    value = np.repeat(problem.value, 2, axis=1)
+    expected = np.einsum("bhij,bhjc->bhic", whole.weights * keep / 0.6, value)
+    np.testing.assert_allclose(dropped.output, expected, rtol=1e-12)
+
+
+def test_varlen_is_each_sequence_alone():
+    lengths = np.array([[2, 0, 3], [4, 1, 0]])
+    starts = np.concatenate([np.zeros((2, 1), int), lengths.cumsum(1)], axis=1)
+    rng = np.random.default_rng(6)
+    query, key, value = (rng.standard_normal((5, 2, 3)) for _ in range(3))
+    options = {"is_causal": True, "causal_offset": "bottom_right"}
+    output, lse = reference.scaled_dot_product_attention_varlen(
+        query, key, value, *starts, **options
+    )
+    for (a, b), (c, d) in zip(*(itertools.pairwise(s) for s in starts), strict=True):
+        tensors = query[a:b], key[c:d], value[c:d]
+        alone = reference.scaled_dot_product_attention(*tensors, layout="bshd", **options)
+        np.testing.assert_allclose(output[a:b], alone.output, rtol=1e-12)
+        np.testing.assert_allclose(lse[:, a:b], alone.lse, rtol=1e-12)
 
 
 def test_ranks_are_slices_of_rank_four():
