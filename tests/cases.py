@@ -168,17 +168,20 @@ def show_keys(dtype, n_q, n_kv, *, values=None, **options):
 def spoil_hidden(problem, bad):
     """The problem with every key, value, query and mask slot that no result may read set to bad."""
     visible = problem.visible()
-    n_kv_heads = problem.key.shape[1]
-    by_group = visible.reshape(len(visible), n_kv_heads, -1, problem.n_kv)
-    query, key, value = problem.query.copy(), problem.key.copy(), problem.value.copy()
+    tensors = [x.copy() for x in (problem.query, problem.key, problem.value)]
+    query, key, value = (problem.heads_first(x if x.ndim > 2 else x[None]) for x in tensors)
+    rows = problem.n_q * (query.shape[-3] // key.shape[-3])  # that share a key
+    by_group = visible.reshape(*key.shape[:-2], rows, problem.n_kv)
     query[~visible.any(-1)] = bad
-    key[~by_group.any(2)] = bad
-    value[~by_group.any(2)] = bad
-    spoiled = problem.but(query, key, value)
-    if "attn_mask" in problem.options:
-        return spoiled
-    # What flags, windows and lengths hide, an additive mask may fill with anything.
-    return spoiled.but(attn_mask=np.where(visible, np.float32(0), np.float32(bad)))
+    key[~by_group.any(-2)] = bad
+    value[~by_group.any(-2)] = bad
+    # What flags, windows, lengths and segments hide, an additive mask may fill with anything.
+    mask = problem.options.get("attn_mask", np.float32(0))
+    if mask.dtype != bool:
+        shown = problem.but(attn_mask=None).visible()
+        shown = shown[0] if problem.query.ndim == 2 else shown
+        mask = np.where(shown, mask, mask.dtype.type(bad))
+    return problem.but(*tensors, attn_mask=mask)
 
 
 def random_problem(dtype, seed):

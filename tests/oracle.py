@@ -39,12 +39,16 @@ def compute_type(dtype):
     return np.float64 if dtype == np.float64 else np.float32
 
 
-def assert_accurate(problem):
-    """Run a problem with and without weights: the same bits, and the reference's numbers."""
+def assert_accurate(problem, informative=True):
+    """Run a problem with and without weights: the same bits, and the reference's numbers.
+
+    With `informative` the numbers must also be varied enough to mean something.
+    """
     result = problem.run(return_weights=True, return_lse=True)
     assert_same_bits(problem.run(), result.output)
-    seen = problem.visible().any(-1)
-    _assert_informative(problem.heads_first(result.output)[seen.reshape(result.lse.shape)])
+    if informative:
+        seen = problem.visible().any(-1)
+        _assert_informative(problem.heads_first(result.output)[seen.reshape(result.lse.shape)])
     record = worst[problem.query.dtype.name, attn_engine.get_isa(), problem.explain()["kernel"]]
     record["calls"] += 1
     for start, stop in _sampled_rows(problem):
