@@ -92,10 +92,14 @@ def _assert_informative(rows):
 
 
 def _sampled_rows(problem):
-    """Ranges of queries to judge: all, or three short ones where long double would be slow."""
+    """Ranges of queries to judge: all, or three short ones where long double would be slow.
+
+    What dropout drops depends on the position, so there it is all.
+    """
     d_qk, d_v = problem.query.shape[-1], problem.value.shape[-1]
     work = problem.query.size // max(d_qk, 1) * problem.n_kv * (d_qk + d_v)
-    if problem.query.dtype != np.float64 or work <= LONG_DOUBLE_WORK:
+    few = problem.query.dtype != np.float64 or work <= LONG_DOUBLE_WORK
+    if few or "dropout_p" in problem.options:
         return [(0, problem.n_q)]
     length = max(1, problem.n_q * LONG_DOUBLE_WORK // (3 * work))
     starts = (0, (problem.n_q - length) // 2, problem.n_q - length)
