@@ -23,9 +23,11 @@
 
 /* out[r * keys + k] = q[r] . key k, for `rows` rows from q on and LANES / rows keys; keys past the last
  * of `n` repeat it. q is padded with zeros. ahead: how far to fetch keys, 0 if they are in cache. */
-INLINE void dot_tile(const int rows, const real *restrict q, int64_t q_stride, const stored *restrict keys,
-                     int64_t stride, int64_t n, int64_t d, int64_t ahead, real *restrict out) {
-    const int count = LANES / rows, step = count > 8 ? 8 : count; /* keys in all, keys in registers */
+INLINE void dot_tile(const int rows, const real *restrict q, int64_t q_stride,
+                     const stored *restrict keys, int64_t stride, int64_t n, int64_t d,
+                     int64_t ahead, real *restrict out) {
+    const int count = LANES / rows,
+              step = count > 8 ? 8 : count; /* keys in all, keys in registers */
     vec sum[LANES];
     UNROLL for (int k0 = 0; k0 < count; k0 += step) {
         const stored *row[LANES];
@@ -154,7 +156,7 @@ static void finish_row(const split *s, row_index i, int64_t from, int64_t j0, in
         vec x = v_load(scores + j - j0);
         if (score.any)
             x = score_apply(&score, x, v_sub(v_set1((real)(i.query + score.offset - j)), v_iota()));
-        if (mask.kind != ATTN_MASK_NONE) x = dense_apply(x, dense_load(&mask, i.query, j, n));
+        if (mask.kind != ATTN_MASK_NONE) x = dense_apply(x, dense_load(&mask, i.query, j, n), false);
         if (ids.query) x = segments_apply_key(ids.key + j, n, ids.query[i.query], x);
         x = band_apply_query(&s->band, x, i.query, j);
         v_store(scores + j - j0, v_select(v_first(n), x, v_set1(-REAL_INF)));

@@ -51,7 +51,7 @@ typedef struct attn_plan {
 
 /* What a dense mask shows of one tile: see tile_view in mask.h, relative to the tile's corner. */
 typedef struct attn_tile_class {
-    uint8_t i0, i1, j0, j1, full;
+    uint8_t i0, i1, j0, j1, full, plain, hides;
 } attn_tile_class;
 
 typedef struct attn_call {

@@ -50,11 +50,11 @@ static inline bool band_full(const band *m, int64_t i0, int64_t i1, int64_t j0, 
 
 /* ---- segments --------------------------------------------------------------------------------- */
 
-/* The part of a tile, queries [i0, i1) x keys [j0, j1), outside of which nothing is visible;
- * full = inside of it everything is. */
+/* The part of a tile, queries [i0, i1) x keys [j0, j1), outside of which nothing is visible. Inside of it:
+ * full = every score stays what it is; hides = something is hidden; plain = no bias is huge, +inf or NaN. */
 typedef struct tile_view {
     int64_t i0, i1, j0, j1;
-    bool full;
+    bool full, hides, plain;
 } tile_view;
 
 typedef struct segments { /* of one batch entry; query = NULL: none */
@@ -92,7 +92,7 @@ static inline tile_view segments_view(const segments *s, tile_view t) {
     }
     while (t.i0 < t.i1 && (s->query[t.i0] < key_low || s->query[t.i0] > key_high)) t.i0++;
     while (t.i0 < t.i1 && (s->query[t.i1 - 1] < key_low || s->query[t.i1 - 1] > key_high)) t.i1--;
-    t.full &= low == high && key_low == low && key_high == low;
+    if (low != high || key_low != low || key_high != low) t.full = false, t.hides = true;
     return t;
 }
 
@@ -151,27 +151,31 @@ INLINE vec dense_load(const dense *m, int64_t i, int64_t j, int n) {
     return v_load(lanes);
 }
 
-/* score + bias. Scores are in log2 units, where a finite bias may overflow (its lowest value is the
- * commonest mask there is), so the bias is clamped: -inf alone hides. NaN and +inf pass through. */
-INLINE vec dense_apply(vec s, vec bias) {
-    vec b = v_mul(bias, v_set1(LOG2E));
-    b = v_max(v_set1(-REAL_MAX / 2), v_min(v_set1(REAL_MAX / 2), b));
-    b = v_select(v_eq(bias, v_set1(REAL_INF)), bias, b);
-    return v_select(v_eq(bias, v_set1(-REAL_INF)), bias, v_add(s, b));
+#define HUGE_BIAS (REAL_MAX / 8) /* beyond it a bias in log2 units may overflow */
+
+/* score + bias. Scores are in log2 units, where a huge finite bias overflows (its lowest value is the
+ * commonest mask there is), so it is clamped: -inf alone hides. NaN and +inf pass through. */
+INLINE vec dense_apply(vec s, vec bias, const bool plain) {
+    vec b = bias;
+    if (!plain) {
+        b = v_max(v_set1(-REAL_MAX / 4), v_min(v_set1(REAL_MAX / 4), bias));
+        b = v_select(v_eq(bias, v_set1(REAL_INF)), bias, b);
+    }
+    return v_select(v_eq(bias, v_set1(-REAL_INF)), bias, v_fma(b, v_set1(LOG2E), s));
 }
 
-/* Is every bias of the tile 0 (all visible, nothing added)? */
-INLINE bool dense_is_zero(const dense *m, tile_view t) {
-    for (int64_t i = t.i0; i < (m->row ? t.i1 : t.i0 + 1); i++)
-        for (int64_t j = t.j0; j < t.j1; j += LANES) {
-            const int n = (int)min_i(LANES, t.j1 - j);
-            if (v_any(v_and_not(v_first(n), v_eq(dense_load(m, i, j, n), v_zero())))) return false;
-        }
-    return true;
+/* One vector of biases: are all of the first n 0, is any hidden, are the others all moderate? */
+INLINE void dense_note(tile_view *t, vec bias, int n) {
+    const vmask lanes = v_first(n), hidden = v_and(lanes, v_eq(bias, v_set1(-REAL_INF)));
+    const vmask moderate = v_or(hidden, v_lt(v_abs(bias), v_set1(HUGE_BIAS)));
+    t->full &= !v_any(v_and_not(lanes, v_eq(bias, v_zero())));
+    t->hides |= v_any(hidden);
+    t->plain &= !v_any(v_and_not(lanes, moderate));
 }
 
+/* The view of a whole tile: first where anything is visible, then what there is inside. */
 INLINE tile_view dense_view(const dense *m, tile_view t) {
-    tile_view seen = {t.i1, t.i0, t.j1, t.j0, t.full};
+    tile_view seen = {t.i1, t.i0, t.j1, t.j0, true, false, true};
     for (int64_t j = t.j0; j < t.j1; j += LANES) {
         const int n = (int)min_i(LANES, t.j1 - j);
         vec columns = v_zero();
@@ -191,7 +195,11 @@ INLINE tile_view dense_view(const dense *m, tile_view t) {
             seen.j1 = max_i(seen.j1, j + l + 1);
         }
     }
-    seen.full &= seen.j0 < seen.j1 && dense_is_zero(m, seen);
+    for (int64_t i = seen.i0; i < (m->row ? seen.i1 : min_i(seen.i1, seen.i0 + 1)); i++)
+        for (int64_t j = seen.j0; j < seen.j1; j += LANES) {
+            const int n = (int)min_i(LANES, seen.j1 - j);
+            dense_note(&seen, dense_load(m, i, j, n), n);
+        }
     return seen;
 }
 

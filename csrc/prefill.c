@@ -47,46 +47,89 @@ static void score_block(const block *b, int64_t j0, int64_t j1, int first, int v
     }
 }
 
-/* Adds the dense mask to the scores of keys [j0, j1) for the vector of queries from lane `lane` on. */
-static void apply_dense(const block *b, int lane, int64_t j0, int64_t j1, real *restrict scores) {
+/* The dense mask for one vector of queries and a run of keys: bits where it is bool and dense along the
+ * keys, else biases, one vector per key. */
+typedef struct mask_run {
+    uint32_t bits[LANES]; /* of each query, bit k = key k */
+    vec bias[LANES];      /* of each key */
+} mask_run;
+
+#define RUN_BITS 32
+
+static inline bool mask_is_bits(const dense *m) {
+    return m->kind == ATTN_MASK_BOOL && m->col == 1 && m->row != 0;
+}
+
+static void load_run(const block *b, int lane, int64_t j, int n, mask_run *run) {
     const dense *mask = &b->dense;
-    for (int64_t j = j0; j < j1; j += LANES) {
-        const int keys = (int)min_i(LANES, j1 - j);
-        vec bias[LANES];
-        real *s = scores + (j - j0) * BLOCK_Q + lane;
-        if (mask->row == 0) { /* one mask row for all queries */
-            for (int k = 0; k < keys; k++) bias[k] = v_set1(dense_at(mask, 0, j + k));
-        } else {
-    UNROLL for (int l = 0; l < LANES; l++)
-                bias[l] = dense_load(mask, min_i(b->i0 + lane + l, b->i1 - 1), j, keys);
-            v_transpose(bias);
-        }
-        for (int k = 0; k < keys; k++)
-            v_store(s + k * BLOCK_Q, dense_apply(v_load(s + k * BLOCK_Q), bias[k]));
+    const int64_t i = b->i0 + lane;
+    if (mask_is_bits(mask)) {
+        for (int l = 0; l < LANES; l++)
+            run->bits[l] = bits_of_bytes(
+                (const uint8_t *)mask->data + min_i(i + l, b->i1 - 1) * mask->row + j, n);
+    } else if (mask->row == 0) { /* one mask row for all queries */
+        for (int k = 0; k < n; k++) run->bias[k] = v_set1(dense_at(mask, 0, j + k));
+    } else {
+        const real *bias = (const real *)(mask->data + i * mask->row) + j;
+        const bool whole = mask->kind == ATTN_MASK_ADD && mask->col == mask->size && n == LANES &&
+                           i + LANES <= b->i1;
+        vec r[LANES];
+        if (whole) UNROLL for (int l = 0; l < LANES; l++) r[l] = v_load(bias + l * (mask->row / mask->col));
+        else for (int l = 0; l < LANES; l++) r[l] = dense_load(mask, min_i(i + l, b->i1 - 1), j, n);
+        v_transpose(r);
+        memcpy(run->bias, r, sizeof r);
     }
+}
+
+/* What finish_scores does to a block, in locals: stores to the scores could alias the block. */
+typedef struct finish {
+    score_fn score;
+    band band;
+    bool cut;                 /* the band hides something */
+    const int64_t *query_ids; /* of the lanes' segments, or NULL */
+    int queries;              /* real ones among the lanes */
+} finish;
+
+/* One vector of scores, of queries from i on for key j, through score function and masks. */
+INLINE vec finish_score(const finish *f, vec s, const mask_run *run, int k, const bool masked, const bool bits,
+                        const bool plain, const int64_t *key_ids, int64_t i, int64_t j) {
+    if (f->score.any)
+        s = score_apply(&f->score, s, v_add(v_iota(), v_set1((real)(i + f->score.offset - j))));
+    if (masked && bits) s = v_select(v_bit(run->bits, k), s, v_set1(-REAL_INF));
+    else if (masked) s = dense_apply(s, run->bias[k], plain);
+    if (f->cut) s = band_apply_key(&f->band, s, i, j);
+    if (f->query_ids) s = segments_apply_key(f->query_ids, f->queries, key_ids[j], s);
+    return s;
+}
+
+INLINE vec finish_run(finish f, const mask_run *run, int n, const bool masked, const bool bits, const bool plain,
+                      const int64_t *key_ids, int64_t i, int64_t j, vec top, real *restrict s) {
+    for (int k = 0; k < n; k++, s += BLOCK_Q) {
+        const vec x = finish_score(&f, v_load(s), run, k, masked, bits, plain, key_ids, i, j + k);
+        v_store(s, x);
+        top = v_max(x, top);
+    }
+    return top;
 }
 
 /* Score functions and masks on a block that needs them, and the maxima anew. */
 static void finish_scores(const block *b, tile_view t, int first, int vecs, bool cut, real *restrict scores) {
-    for (int v = first; v < first + vecs; v++) {
-        const int lane = v * LANES;
+    const bool masked = b->dense.kind != ATTN_MASK_NONE && !t.full, bits = mask_is_bits(&b->dense);
+    const int64_t *ids = t.full ? NULL : b->segments.query, *key_ids = b->segments.key;
+    const int most = masked && !bits ? LANES : RUN_BITS;
+    for (int lane = first * LANES; lane < (first + vecs) * LANES; lane += LANES) {
         const int64_t i = b->i0 + lane;
+        const finish f = {b->score, b->band, cut, ids ? ids + i : NULL, (int)min_i(LANES, b->i1 - i)};
         vec top = v_set1(-REAL_INF);
-        if (b->score.any)
-            for (int64_t j = t.j0; j < t.j1; j++) {
-                real *s = scores + (j - t.j0) * BLOCK_Q + lane;
-                const vec distance = v_add(v_iota(), v_set1((real)(i + b->score.offset - j)));
-                v_store(s, score_apply(&b->score, v_load(s), distance));
-            }
-        if (b->dense.kind != ATTN_MASK_NONE && !t.full) apply_dense(b, lane, t.j0, t.j1, scores);
-        for (int64_t j = t.j0; j < t.j1; j++) {
+        mask_run run;
+        for (int64_t j = t.j0; j < t.j1; j += most) {
+            const int n = (int)min_i(most, t.j1 - j);
             real *s = scores + (j - t.j0) * BLOCK_Q + lane;
-            vec x = v_load(s);
-            if (cut) x = band_apply_key(&b->band, x, i, j);
-            if (b->segments.query && !t.full)
-                x = segments_apply_key(b->segments.query + i, (int)min_i(LANES, b->i1 - i), b->segments.key[j], x);
-            v_store(s, x);
-            top = v_max(x, top);
+            if (masked) load_run(b, lane, j, n, &run);
+            if (!masked) top = finish_run(f, &run, n, false, false, false, key_ids, i, j, top, s);
+            else if (bits) top = finish_run(f, &run, n, true, true, false, key_ids, i, j, top, s);
+            else if (t.plain) top = finish_run(f, &run, n, true, false, true, key_ids, i, j, top, s);
+            else top = finish_run(f, &run, n, true, false, false, key_ids, i, j, top, s);
         }
         v_store(b->top + lane, top);
     }
@@ -153,16 +196,16 @@ static const real *dropped_weights(const block *b, tile_view t, int64_t lanes, c
 
 /* Where anything of the block's queries x keys [j0, j1) is visible, by all masks but the band. */
 static tile_view view_of(const block *b, int64_t j0, int64_t j1) {
-    tile_view t = {b->i0, b->i1, j0, j1, true};
+    tile_view t = {b->i0, b->i1, j0, j1, true, false, true};
     if (b->dense.kind != ATTN_MASK_NONE) {
         const int64_t index = j0 / b->plan->block_kv, corner = index * b->plan->block_kv;
         const attn_tile_class c = b->classes[index];
         t = (tile_view){b->i0 + c.i0, min_i(b->i0 + c.i1, b->i1), max_i(j0, corner + c.j0),
-                        min_i(j1, corner + c.j1), c.full};
+                        min_i(j1, corner + c.j1), c.full, c.hides, c.plain};
     }
     if (b->segments.query && t.i0 < t.i1 && t.j0 < t.j1) t = segments_view(&b->segments, t);
     /* whole vectors of lanes are worked on, so hidden lanes beside visible ones need the masks */
-    t.full &= (t.i0 - b->i0) % LANES == 0 && (t.i1 == b->i1 || (t.i1 - b->i0) % LANES == 0);
+    if ((t.i0 - b->i0) % LANES || (t.i1 != b->i1 && (t.i1 - b->i0) % LANES)) t.full = false, t.hides = true;
     return t;
 }
 
@@ -178,7 +221,7 @@ static void attend_block(const block *b, tile_view t, real *restrict scores) {
     score_block(b, t.j0, t.j1, first, vecs, scores);
     const value_rows values = values_of(b, t.j0, t.j1);
     if (cut || !t.full || b->score.any) finish_scores(b, t, first, vecs, cut, scores);
-    if (cut || !t.full) {
+    if (cut || t.hides) {
         guarded = !values_finite(values, n, d_v, false);
         if (guarded)
             for (int64_t e = 0; e < n * BLOCK_Q; e++) b->hidden[e] = scores[e] == -REAL_INF;
@@ -303,11 +346,11 @@ static void prepare(const attn_call *call, int64_t task) {
     attn_tile_class *out = (attn_tile_class *)call->shared + task * plan->key_blocks;
     for (int64_t k = 0; k < plan->key_blocks; k++) {
         const int64_t j0 = k * plan->block_kv;
-        const tile_view t = dense_view(&mask, (tile_view){i0, min_i(i0 + BLOCK_Q, p->n_q), j0,
-                                                          min_i(j0 + plan->block_kv, p->n_kv), true});
-        out[k] = t.j0 < t.j1 ? (attn_tile_class){(uint8_t)(t.i0 - i0), (uint8_t)(t.i1 - i0),
-                                                 (uint8_t)(t.j0 - j0), (uint8_t)(t.j1 - j0), t.full}
-                             : (attn_tile_class){0, 0, 0, 0, 0};
+        const tile_view t = dense_view(&mask, (tile_view){.i0 = i0, .i1 = min_i(i0 + BLOCK_Q, p->n_q), .j0 = j0, .j1 = min_i(j0 + plan->block_kv, p->n_kv)});
+        out[k] = (attn_tile_class){0};
+        if (t.j0 < t.j1)
+            out[k] = (attn_tile_class){(uint8_t)(t.i0 - i0), (uint8_t)(t.i1 - i0), (uint8_t)(t.j0 - j0),
+                                       (uint8_t)(t.j1 - j0), t.full, t.plain, t.hides};
     }
 }
 

@@ -149,12 +149,17 @@ INLINE void fill_hidden(stored *restrict weights, int64_t n, real l) {
 /* ---- values that may hold NaN or infinity in hidden slots ------------------------------------- */
 
 INLINE bool values_finite(value_rows v, int64_t n, int64_t d_v, const bool is_stored) {
-    vec sum = v_zero(); /* x * 0 is 0, or NaN where x is not finite */
-    for (int64_t j = 0; j < n; j++)
-        for (int64_t c = 0; c < d_v; c += LANES)
-            sum = v_fma(load_value(value_row(v, j, is_stored), c, is_stored, (int)min_i(LANES, d_v - c)),
-                        v_zero(), sum);
-    return !v_any(v_unordered(sum, sum));
+    vec sum[4] = {v_zero(), v_zero(), v_zero(), v_zero()}; /* x * 0 is 0, or NaN where x is not finite */
+    for (int64_t c = 0; c < d_v; c += LANES) {
+        const int lanes = (int)min_i(LANES, d_v - c);
+        for (int64_t j = 0; j < n; j += 4)
+            UNROLL for (int k = 0; k < 4; k++) { /* past the end the last row again */
+                const void *row = value_row(v, min_i(j + k, n - 1), is_stored);
+                sum[k] = v_fma(load_value(row, c, is_stored, lanes), v_zero(), sum[k]);
+            }
+    }
+    const vec all = v_add(v_add(sum[0], sum[1]), v_add(sum[2], sum[3]));
+    return !v_any(v_unordered(all, all));
 }
 
 /* One row of value_product that passes over hidden keys, whose product 0 x NaN would be NaN. The chain

@@ -66,7 +66,9 @@ cdef extern from "attn_engine.h":
         int64_t tasks, block_q, block_kv, splits, split_kv, key_blocks, scratch_bytes
 
     attn_status attn_attend(const attn_problem *problem, int (*poll)() noexcept) noexcept nogil
-    attn_status attn_softmax(const attn_softmax_problem *problem, int (*poll)() noexcept) noexcept nogil
+    attn_status attn_softmax(
+        const attn_softmax_problem *problem, int (*poll)() noexcept
+    ) noexcept nogil
     void attn_describe(const attn_problem *problem, attn_description *description) noexcept nogil
     const char *attn_isa_name(attn_isa isa) noexcept
     const char *attn_dtype_name(attn_dtype dtype) noexcept

@@ -13,10 +13,13 @@ def attend(
     key: np.ndarray,
     value: np.ndarray,
     out: np.ndarray,  # query's shape with d_v last, same layout
-    weights: np.ndarray | None,  # C-contiguous (batch, n_heads, n_q, n_kv), leading axes as query has them
+    weights: np.ndarray
+    | None,  # C-contiguous (batch, n_heads, n_q, n_kv), leading axes as query has them
     lse: np.ndarray | None,  # C-contiguous (batch, n_heads, n_q), float32 or float64 (f64 only)
-    mask: np.ndarray | None,  # bool or compute type, at most 4 axes aligned right to (batch, n_heads, n_q, n_kv)
-    mask_offsets: np.ndarray | None,  # int64 (batch,): byte offset of each batch entry in mask (rank > 4 only)
+    mask: np.ndarray
+    | None,  # bool or compute type, at most 4 axes aligned right to (batch, n_heads, n_q, n_kv)
+    mask_offsets: np.ndarray
+    | None,  # int64 (batch,): byte offset of each batch entry in mask (rank > 4 only)
     query_lengths: np.ndarray | None,  # int64 (batch,)
     key_lengths: np.ndarray | None,  # int64 (batch,)
     offsets: np.ndarray | None,  # int64 (batch,): causal offset per batch entry
@@ -37,7 +40,9 @@ def attend(
     #     (rows, heads, d) with bshd true and lse (n_heads, rows); or None
     #   longest_q, longest_kv: int, most rows of a packed sequence
 ) -> None: ...
-def explain(*args: Any) -> dict[str, Any]: ...  # attend's arguments (out may be None): the plan, nothing run
+def explain(
+    *args: Any,
+) -> dict[str, Any]: ...  # attend's arguments (out may be None): the plan, nothing run
 def softmax(
     scores: np.ndarray,  # (rows, n), last stride = itemsize
     out: np.ndarray,
@@ -55,4 +60,6 @@ def set_isa(name: str) -> None: ...  # a name from supported_isas()
 def default_threads() -> int: ...  # min(OpenMP maximum now, CPU affinity, quota)
 def set_cpu_quota(cpus: int) -> None: ...  # 0 = none
 def build_info() -> dict[str, Any]: ...  # version, compiler, openmp (0 = none), isas, dtypes
-def dlpack(tensor: Any) -> tuple[Any, str]: ...  # (object with the buffer protocol, dtype name); CPU tensors only
+def dlpack(
+    tensor: Any,
+) -> tuple[Any, str]: ...  # (object with the buffer protocol, dtype name); CPU tensors only

@@ -122,7 +122,7 @@ cdef int fill(attn_problem *p, buffers *b, tuple args) except -1:
 
 
 cdef int fill_extras(attn_problem *p, buffers *b, tuple extras) except -1:
-    """What few calls have, after the arrays are in place: score functions, segments, packing, dropout."""
+    """What few calls have, after the arrays are in place: see attend in _core.pyi."""
     (softcap, slopes, sinks, query_segments, key_segments, dropout_p, dropout_seed,
      query_starts, key_starts, longest_q, longest_kv) = extras
     get(b, SLOPES, slopes, PyBUF_STRIDES)
@@ -247,9 +247,8 @@ def build_info():
     }
 
 
-# ---- DLPack: tensors of other libraries, bfloat16 included, without a copy -------------------------
-# Layout of https://dmlc.github.io/dlpack/latest/c_api.html; the versioned struct has the same tensor
-# behind a longer head.
+# ---- DLPack: tensors of other libraries, bfloat16 included, without a copy ----
+# The versioned struct has the same tensor behind a longer head.
 
 cdef struct dl_device:
     int32_t type, id
@@ -317,8 +316,10 @@ cdef class Exported:
 
 # (type code, bits) of DLPack -> (NumPy's name, buffer format); bfloat16 travels as 16-bit integers.
 cdef dict DL_DTYPES = {
-    (0, 8): ("int8", b"b"), (0, 16): ("int16", b"h"), (0, 32): ("int32", b"i"), (0, 64): ("int64", b"q"),
-    (1, 8): ("uint8", b"B"), (1, 16): ("uint16", b"H"), (1, 32): ("uint32", b"I"), (1, 64): ("uint64", b"Q"),
+    (0, 8): ("int8", b"b"), (0, 16): ("int16", b"h"),
+    (0, 32): ("int32", b"i"), (0, 64): ("int64", b"q"),
+    (1, 8): ("uint8", b"B"), (1, 16): ("uint16", b"H"),
+    (1, 32): ("uint32", b"I"), (1, 64): ("uint64", b"Q"),
     (2, 16): ("float16", b"e"), (2, 32): ("float32", b"f"), (2, 64): ("float64", b"d"),
     (4, 16): ("bfloat16", b"H"), (6, 8): ("bool", b"?"),
 }
@@ -337,7 +338,10 @@ def dlpack(tensor):
         e.new = <dl_managed_versioned *>PyCapsule_GetPointer(capsule, b"dltensor_versioned")
         PyCapsule_SetName(capsule, b"used_dltensor_versioned")
         if e.new.major != 1:
-            raise TypeError(f"DLPack version {e.new.major}.{e.new.minor} is not known; convert with numpy.asarray")
+            raise TypeError(
+                f"DLPack version {e.new.major}.{e.new.minor} is not known; "
+                f"convert with numpy.asarray"
+            )
         e.tensor = &e.new.tensor
         e.readonly = e.new.flags & 1
     else:
@@ -347,7 +351,9 @@ def dlpack(tensor):
     t = e.tensor
     kind = (t.dtype.code, t.dtype.bits)
     if kind not in DL_DTYPES or t.dtype.lanes != 1:
-        raise TypeError(f"DLPack type code {t.dtype.code} with {t.dtype.bits} bits is not supported")
+        raise TypeError(
+            f"DLPack type code {t.dtype.code} with {t.dtype.bits} bits is not supported"
+        )
     if t.ndim > 32:
         raise ValueError(f"a tensor of rank {t.ndim} is not supported")
     name, e.format = DL_DTYPES[kind]
