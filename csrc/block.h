@@ -112,9 +112,10 @@ static void copy_rows(const attn_tensor *t, const block *b, int64_t j0, int64_t 
                       int64_t stride, real *restrict to) {
     for (int64_t j = j0; j < j1; j++, to += stride) {
         const stored *row = (const stored *)t->data + at(t, b->batch, b->kv_head, b->key_row + j);
-        int64_t c = 0;
-        for (; c + LANES <= d; c += LANES) v_store(to + c, v_load_stored(row + c));
-        if (c < d) v_store(to + c, v_load_stored_part(row + c, (int)(d - c)));
+        for (int64_t c = 0; c < d; c += LANES) {
+            const int n = (int)min_i(LANES, d - c);
+            v_store(to + c, n == LANES ? v_load_stored(row + c) : v_load_stored_part(row + c, n));
+        }
     }
 }
 

@@ -151,14 +151,14 @@ INLINE vec dense_load(const dense *m, int64_t i, int64_t j, int n) {
     return v_load(lanes);
 }
 
-#define HUGE_BIAS (REAL_MAX / 8) /* beyond it a bias in log2 units may overflow */
+#define BIAS_LIMIT (REAL_MAX * REAL(0.6875)) /* times log2(e) it is just below REAL_MAX */
 
 /* score + bias. Scores are in log2 units, where a huge finite bias overflows (its lowest value is the
  * commonest mask there is), so it is clamped: -inf alone hides. NaN and +inf pass through. */
 INLINE vec dense_apply(vec s, vec bias, const bool plain) {
     vec b = bias;
     if (!plain) {
-        b = v_max(v_set1(-REAL_MAX / 4), v_min(v_set1(REAL_MAX / 4), bias));
+        b = v_max(v_set1(-BIAS_LIMIT), v_min(v_set1(BIAS_LIMIT), bias));
         b = v_select(v_eq(bias, v_set1(REAL_INF)), bias, b);
     }
     return v_select(v_eq(bias, v_set1(-REAL_INF)), bias, v_fma(b, v_set1(LOG2E), s));
@@ -167,7 +167,7 @@ INLINE vec dense_apply(vec s, vec bias, const bool plain) {
 /* One vector of biases: are all of the first n 0, is any hidden, are the others all moderate? */
 INLINE void dense_note(tile_view *t, vec bias, int n) {
     const vmask lanes = v_first(n), hidden = v_and(lanes, v_eq(bias, v_set1(-REAL_INF)));
-    const vmask moderate = v_or(hidden, v_lt(v_abs(bias), v_set1(HUGE_BIAS)));
+    const vmask moderate = v_or(hidden, v_lt(v_abs(bias), v_set1(BIAS_LIMIT)));
     t->full &= !v_any(v_and_not(lanes, v_eq(bias, v_zero())));
     t->hides |= v_any(hidden);
     t->plain &= !v_any(v_and_not(lanes, moderate));

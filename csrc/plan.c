@@ -13,7 +13,6 @@
 #define SOFTMAX_GRAIN 40000
 
 #define KEY_BLOCK_REALS 6144 /* keys (or values) of one block: half of a 48 KiB L1 in float32 */
-#define L1_ALIAS_BYTES 4096  /* row strides that are a multiple of it fall into few cache sets */
 
 static int64_t round_up_to(int64_t n, int64_t multiple) {
     return (n + multiple - 1) / multiple * multiple;
@@ -55,9 +54,8 @@ static void plan_prefill(const attn_problem *p, attn_plan *plan) {
     plan->block_kv =
         larger(32, smaller(128, KEY_BLOCK_REALS / larger(1, larger(p->d_qk, p->d_v)) / 8 * 8));
     plan->key_blocks = (p->n_kv + plan->block_kv - 1) / plan->block_kv;
-    plan->copy_keys = widened || p->key.stride_row * plan->real_bytes % L1_ALIAS_BYTES == 0;
-    plan->copy_values = widened || plan->d_v_padded != p->d_v ||
-                        p->value.stride_row * plan->real_bytes % L1_ALIAS_BYTES == 0;
+    plan->copy_keys = widened;
+    plan->copy_values = widened || plan->d_v_padded != p->d_v;
     plan->n_tasks = (p->query_starts ? 1 : p->batch) * p->n_heads * plan->q_blocks;
     if (p->mask.kind != ATTN_MASK_NONE) { /* looked through once per distinct slice */
         const int64_t entries = p->mask.stride_batch || p->mask.batch_offsets ? p->batch : 1;
