@@ -114,6 +114,18 @@ def test_a_query_of_no_document_sees_nothing(dtype, n_q):
     assert (result.lse[..., 1] == -np.inf).all() and np.isfinite(result.lse[..., 0]).all()
 
 
+def test_documents_between_others_in_number_alone(dtype):
+    """Ranges of numbers overlap, yet nothing is visible: no weight is left from an earlier call."""
+    rubbish = make_problem(dtype, n_q=70, n_kv=64)
+    rubbish.run(return_weights=True, num_threads=1)
+    for n_q in (2, 5, 15, 40):
+        ids = np.arange(n_q) % 2 * 2, np.ones(64, int)
+        problem = make_problem(dtype, n_q=n_q, n_kv=64, segment_ids=ids)
+        result = problem.run(return_weights=True, return_lse=True, num_threads=1)
+        assert (result.output == 0).all() and (result.weights == 0).all()
+        assert (result.lse == -np.inf).all()
+
+
 def test_ids_of_every_kind(dtype, n_q):
     """Shared or for each entry, any integer type, any stride, any number of batch axes."""
     ids = np.arange(30) // 8

@@ -8,9 +8,15 @@ docs/disagreements.md and shown here.
 import numpy as np
 import pytest
 from cases import make_problem
-from oracle import assert_accurate
+from oracle import assert_accurate, assert_same_bits
 
-from attn_engine import reference, scaled_dot_product_attention
+from attn_engine import (
+    merge_attention,
+    reference,
+    rotary_embedding,
+    scaled_dot_product_attention,
+    scaled_dot_product_attention_varlen,
+)
 
 torch = pytest.importorskip("torch", reason="torch is not installed: NOTHING is compared with it")
 attend = torch.nn.functional.scaled_dot_product_attention
@@ -110,6 +116,26 @@ def test_torch_keeps_its_own(dtype):
         assert error <= bound, (seed, error / bound)
         shapes.add(np.shape(problem.options.get("attn_mask")))
     assert len(shapes) > 100
+
+
+def test_every_argument_may_be_a_tensor():
+    rng = np.random.default_rng(1)
+    query, key = (rng.standard_normal((2, 4, n, 8)).astype(np.float32) for n in (5, 7))
+    slopes, ids = rng.random(4), (rng.integers(0, 2, (2, 5)), rng.integers(0, 2, (2, 7)))
+    options = {"alibi_slopes": slopes, "sinks": -slopes, "segment_ids": ids}
+    result = scaled_dot_product_attention(query, key, key, return_lse=True, **options)
+    tensors = {"alibi_slopes": to_torch(slopes), "sinks": to_torch(-slopes)}
+    tensors["segment_ids"] = tuple(map(to_torch, ids))
+    again = scaled_dot_product_attention(query, key, key, return_lse=True, **tensors)
+    assert_same_bits(again.output, result.output)
+    starts, rows = np.array([0, 2, 5], np.int32), query[0].swapaxes(0, 1)
+    packed = scaled_dot_product_attention_varlen(*[to_torch(rows)] * 3, *[to_torch(starts)] * 2)
+    assert_same_bits(packed, scaled_dot_product_attention_varlen(*[rows] * 3, *[starts] * 2))
+    merged = merge_attention([to_torch(result.output)] * 2, [to_torch(result.lse)] * 2)
+    assert_same_bits(merged.output, merge_attention([result.output] * 2, [result.lse] * 2).output)
+    angle = rng.random((7, 4))
+    turned = rotary_embedding(to_torch(key), to_torch(np.cos(angle)), to_torch(np.sin(angle)))
+    assert_same_bits(turned, rotary_embedding(key, np.cos(angle), np.sin(angle)))
 
 
 # --- known disagreements: the rows of docs/disagreements.md about torch -----------------------------

@@ -18,6 +18,7 @@ LENGTHS = {
     "alike": ([0, 1, 3, 17, 150, 0], [0, 1, 3, 17, 150, 0]),
     "no keys": ([3, 70], [0, 0]),
     "no queries": ([0, 0], [3, 70]),
+    "random": np.random.default_rng(3).integers(0, 201, (2, 12)),
     "one": ([90], [90]),
     "none": ([], []),
 }
