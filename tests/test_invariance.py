@@ -10,7 +10,7 @@ import attn_engine
 
 pytestmark = pytest.mark.usefixtures("isa")
 
-# Every kind of mask, for n_q queries and n_kv keys of a batch of two and four heads.
+# Every kind of mask, and what else happens to scores, for n_q queries and n_kv keys of a batch of two and four heads.
 MASKS = {
     "none": lambda rng, n_q, n_kv: {},
     "causal": lambda rng, n_q, n_kv: {"is_causal": True, "causal_offset": n_kv // 2},
@@ -29,6 +29,16 @@ MASKS = {
         "attn_mask": np.where(
             rng.random((4, n_q, n_kv)) < 0.5, rng.standard_normal((4, n_q, n_kv)), -np.inf
         ).astype(np.float32)
+    },
+    "segments": lambda rng, n_q, n_kv: {
+        "segment_ids": (rng.integers(0, 3, (2, n_q)), np.sort(rng.integers(0, 3, (2, n_kv))))
+    },
+    "scores": lambda rng, n_q, n_kv: {
+        "is_causal": True,
+        "causal_offset": n_kv // 2,
+        "softcap": 2.0,
+        "alibi_slopes": rng.random((2, 4)),
+        "sinks": rng.standard_normal(4),
     },
 }
 
@@ -101,15 +111,7 @@ def test_b96_repeated_runs(masked):
 def test_b94_batch_entry_alone_or_together(masked):
     together = full_run(masked)
     for b in range(2):
-        options = dict(masked.options)
-        for name in ("key_lengths", "query_lengths"):
-            if name in options:
-                options[name] = options[name][b : b + 1]
-        mask = options.get("attn_mask")
-        if mask is not None and mask.ndim == 4:
-            options["attn_mask"] = mask[b : b + 1]
-        tensors = (x[b : b + 1] for x in (masked.query, masked.key, masked.value))
-        alone = full_run(Problem(*tensors, options))
+        alone = full_run(masked.entry(b))
         for name in ("output", "weights", "lse"):
             assert_same_bits(getattr(alone, name)[0], getattr(together, name)[b])
 
@@ -121,6 +123,8 @@ def test_b94_head_alone_or_together(masked):
         mask = options.get("attn_mask")
         if mask is not None and mask.shape[-3] > 1:
             options["attn_mask"] = mask[..., h : h + 1, :, :]
+        for name in {"alibi_slopes", "sinks"} & options.keys():
+            options[name] = options[name][..., h : h + 1]
         kv = slice(h // 2, h // 2 + 1)
         query = masked.query[:, h : h + 1]
         alone = full_run(Problem(query, masked.key[:, kv], masked.value[:, kv], options))
@@ -140,12 +144,13 @@ def test_queries_in_parts_or_together(masked):
 
 
 def test_a_mask_says_the_same_in_every_form(masked):
-    """As flags and lengths, as the equal bool mask, as -inf in an additive one."""
+    """As flags, lengths and segments, as the equal bool mask, as -inf in an additive one."""
     expected = full_run(masked)
     keep = masked.visible()
     mask = masked.options.get("attn_mask")
     bias = np.float32(0) if mask is None or mask.dtype == bool else mask
-    plain = Problem(masked.query, masked.key, masked.value, {"enable_gqa": True})
+    hiding = ("is_causal", "window", "key_lengths", "segment_ids")
+    plain = masked.but(**dict.fromkeys(hiding))
     forms = [np.where(keep, bias, np.float32(-np.inf))]
     if mask is None or mask.dtype == bool:
         forms.append(keep)

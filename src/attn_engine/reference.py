@@ -42,10 +42,8 @@ def scaled_dot_product_attention(
         scores, visible = scores_and_visible(query, key, attn_mask, **options)
         weights, lse = visible_softmax(scores, visible, sinks)
         if options.get("query_lengths") is not None:  # padding has no sink either
-            padding = (
-                np.arange(lse.shape[-1]) >= np.asarray(options["query_lengths"])[..., None, None]
-            )
-            lse = np.where(padding, -np.inf, lse)
+            lengths = np.asarray(options["query_lengths"])[..., None, None]
+            lse = np.where(np.arange(lse.shape[-1]) < lengths, lse, -np.inf)
         kept = weights
         if dropout_p:
             keep = keeps(dropout_p, dropout_seed, weights.shape)
@@ -96,9 +94,9 @@ def rotary_embedding(
     """Su et al. (2021): pairs of components are complex numbers, multiplied with cos + i sin."""
     x, cos, sin = (np.asarray(array).astype(dtype) for array in (x, cos, sin))
     n = x.shape[-1] if rotary_dim is None else rotary_dim
-    real, imag = (
-        (slice(0, n, 2), slice(1, n, 2)) if interleaved else (slice(n // 2), slice(n // 2, n))
-    )
+    real, imag = slice(n // 2), slice(n // 2, n)
+    if interleaved:
+        real, imag = slice(0, n, 2), slice(1, n, 2)
     turn = cos + 1j * sin if position_ids is None else (cos + 1j * sin)[np.asarray(position_ids)]
     turned = (x[..., real] + 1j * x[..., imag]) * (turn if x.ndim == 2 else turn[..., None, :, :])
     x[..., real], x[..., imag] = turned.real, turned.imag
