@@ -91,6 +91,8 @@ static void pack_queries(const block *b) {
     const attn_problem *p = b->p;
     const stored *q =
         (const stored *)p->query.data + at(&p->query, b->batch, b->head, b->query_row + b->i0);
+    for (int64_t i = 0; i < b->n; i++) /* all at once: read row by row, each would be waited for */
+        for (int64_t c = 0; c < p->d_qk; c += LANES) v_prefetch(q + i * p->query.stride_row + c);
     const vec scale = v_set1((real)(p->scale * 1.44269504088896340736));
     for (int v = 0; v < b->vecs; v++) {
         for (int64_t c = 0; c < p->d_qk; c += LANES) {
