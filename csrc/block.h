@@ -40,10 +40,12 @@ static void place_block(block *b, int64_t task) { /* which batch entry, head and
     const attn_problem *p = b->p;
     const int64_t q_blocks = b->plan->q_blocks;
     if (p->query_starts) {
-        const int64_t cell = task % q_blocks;
-        b->head = task / q_blocks;
-        b->batch = sequence_of(p->query_starts, p->batch, BLOCK_Q, cell);
-        b->i0 = (cell - cell_of(p->query_starts, b->batch, BLOCK_Q)) * BLOCK_Q;
+        /* sequence by sequence, its heads together: they share the pages that their rows lie in */
+        b->batch = sequence_of(p->query_starts, p->batch, BLOCK_Q, task / p->n_heads);
+        const int64_t first = cell_of(p->query_starts, b->batch, BLOCK_Q);
+        const int64_t cells = cell_of(p->query_starts, b->batch + 1, BLOCK_Q) - first;
+        b->head = (task - first * p->n_heads) / cells;
+        b->i0 = (task - first * p->n_heads) % cells * BLOCK_Q;
         b->query_row = p->query_starts[b->batch];
         b->key_row = p->key_starts[b->batch];
     } else {
