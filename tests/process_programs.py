@@ -351,4 +351,6 @@ def run_on_old_cpu(tier):
 
 
 if __name__ == "__main__":
+    # Started in the background by a shell, the tests ignore Ctrl-C, and Python would go on so.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     globals()[sys.argv[1]](*json.loads(sys.argv[2]))
