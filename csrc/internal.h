@@ -13,6 +13,7 @@
 /* Keys per split in decode: boundaries are multiples counted from key 0, whatever n_kv is. */
 #define SPLIT_KV 512
 #define SOFTMAX_ROWS 16 /* rows per task of the row softmax */
+#define ADDITIVE_BLOCK_Q 32 /* queries per task of additive attention */
 
 typedef struct attn_watch attn_watch;
 /* True once the call should end early. Kernels ask every few microseconds of work. */
@@ -55,7 +56,7 @@ typedef struct attn_tile_class {
 } attn_tile_class;
 
 typedef struct attn_call {
-    const void *problem; /* attn_problem or attn_softmax_problem */
+    const void *problem; /* attn_problem, attn_softmax_problem or attn_additive_problem */
     const attn_plan *plan;
     void *shared;
 } attn_call;
@@ -108,5 +109,7 @@ int attn_stored_bytes(attn_dtype dtype);
 
 attn_plan attn_plan_attend(const attn_problem *problem, bool decode);
 attn_plan attn_plan_softmax(const attn_softmax_problem *problem);
+attn_plan attn_plan_additive(const attn_additive_problem *problem);
+attn_plan attn_plan_additive_keys(const attn_additive_problem *problem);
 
 #endif
