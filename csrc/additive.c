@@ -53,30 +53,32 @@ INLINE vec exponential(vec x) {
     return v_exp_twice(v_max(v_sub(v_zero(), limit), v_min(limit, x)));
 }
 
-/* LANES keys from j on as columns: element c of lane l to to[c * KEY_GROUP + l]; missing ones are 0. */
-INLINE void transpose_keys(const attn_problem *p, int64_t batch, int64_t head, int64_t j, real *to) {
+/* LANES keys from j on as columns, element c of lane l to to[c * KEY_GROUP + l], missing ones 0; or their
+ * exponentials. The largest |k| of each comes back. */
+INLINE vec transpose_keys(const attn_problem *p, int64_t batch, int64_t head, int64_t j,
+                          const bool exponentials, real *to) {
     const real *keys = (const real *)p->key.data + at(&p->key, batch, head, j);
+    vec size = v_zero();
     for (int64_t c = 0; c < p->d_qk; c += LANES) {
         const int columns = (int)min_i(LANES, p->d_qk - c);
         vec r[LANES];
         UNROLL for (int l = 0; l < LANES; l++)
             r[l] = j + l < p->n_kv ? v_load_part(keys + l * p->key.stride_row + c, columns) : v_zero();
         v_transpose(r);
-        for (int l = 0; l < columns; l++) v_store(to + (c + l) * KEY_GROUP, r[l]);
+        for (int l = 0; l < columns; l++) {
+            size = v_max(v_abs(r[l]), size); /* a NaN that is lost here is in its exponential */
+            v_store(to + (c + l) * KEY_GROUP, exponentials ? exponential(r[l]) : r[l]);
+        }
     }
+    return size;
 }
 
 /* Keys of one group as exponentials, and below them the largest |k| of each. */
 static void make_tile(const attn_problem *p, int64_t batch, int64_t head, int64_t group, real *tile) {
     for (int lane = 0; lane < KEY_GROUP; lane += LANES) {
-        vec size = v_zero();
-        transpose_keys(p, batch, head, group * KEY_GROUP + lane, tile + lane);
-        for (int64_t c = 0; c < p->d_qk; c++) {
-            const vec k = v_load(tile + c * KEY_GROUP + lane);
-            size = v_max(v_abs(k), size); /* a NaN that is lost here is in its exponential */
-            v_store(tile + c * KEY_GROUP + lane, exponential(k));
-        }
-        v_store(tile + p->d_qk * KEY_GROUP + lane, size);
+        const int64_t j = group * KEY_GROUP + lane;
+        v_store(tile + p->d_qk * KEY_GROUP + lane,
+                transpose_keys(p, batch, head, j, true, tile + lane));
     }
 }
 
@@ -157,7 +159,7 @@ INLINE void score_rows(const int rows, const additive *t, int64_t r, int64_t j, 
         const vec both = v_add(sizes, v_set1(t->q_size[r + i]));
         const vmask fits = v_lt(both, v_set1(t->factored ? FACTORED_LIMIT : 0));
         if (v_any(v_and_not(v_first(LANES), fits))) {
-            if (!*has_raw) transpose_keys(t->p, t->batch, t->head, j, t->k_raw);
+            if (!*has_raw) transpose_keys(t->p, t->batch, t->head, j, false, t->k_raw);
             *has_raw = true;
             s[i] = v_select(fits, s[i], direct_scores(t, r + i, t->k_raw));
         }
@@ -197,7 +199,7 @@ static real softmax_row(const additive *t, int64_t r) {
     for (int64_t j = 0; j < t->n; j += LANES) {
         const int lanes = (int)min_i(LANES, t->n - j);
         vec x = v_load(s + j);
-        if (mask.kind != ATTN_MASK_NONE) x = dense_apply(x, dense_load(&mask, t->i0 + r, j, lanes));
+        if (mask.kind != ATTN_MASK_NONE) x = dense_apply(x, dense_load(&mask, t->i0 + r, j, lanes), false);
         x = v_select(v_first(lanes), x, hidden);
         v_store(s + j, x);
         top = v_max(x, top);
