@@ -1,17 +1,17 @@
 /* Additive attention: scores v . tanh(q + k), softmax, weighted values.
  *
- * A task is up to ADDITIVE_BLOCK_Q queries of one head. Keys lie along the vector lanes, in groups of
- * KEY_GROUP. With tanh x = 1 - 2 / (1 + e^2x) and e^2(q + k) = e^2q e^2k the exponentials belong to a
- * token, not to a pair of them:
+ * A task is up to ADDITIVE_BLOCK_Q queries of one head. Keys lie along the vector lanes, in groups
+ * of KEY_GROUP. With tanh x = 1 - 2 / (1 + e^2x) and e^2(q + k) = e^2q e^2k the exponentials belong
+ * to a token, not to a pair of them:
  *
  *   score = sum_c v_c - 2 sum_c v_c / (1 + Q_c K_c)     Q_c = e^2q_c, K_c = e^2k_c
  *
- * and two elements share a reciprocal: a / x + b / y = (a y + b x) / (x y). That holds while no product
- * overflows, where |q| + |k| < FACTORED_LIMIT; other lanes take tanh(q + k) itself, chosen for each
- * query and key alone. Sums are made of short ones, CHUNK elements each, with their sum of v taken off
- * at once: the error of long chains and of the difference stays small.
+ * and two elements share a reciprocal: a / x + b / y = (a y + b x) / (x y). That holds while no
+ * product overflows, where |q| + |k| < FACTORED_LIMIT; other lanes take tanh(q + k) itself, chosen
+ * for each query and key alone. Sums are made of short ones, CHUNK elements each, with their sum of
+ * v taken off at once: the error of long chains and of the difference stays small.
  *
- * A block's scores over all keys fit scratch, so the softmax needs no second thought: mask, maximum,
+ * A block's scores over all keys fit scratch, so the softmax goes over whole rows: mask, maximum,
  * exponentials, sum; then the values, in chains of VALUE_KEYS.
  *
  * Sources: Bahdanau, Cho and Bengio 2014 (the score). */
@@ -21,9 +21,9 @@
 #include "mask.h"
 #include "tiles.h"
 
-#define CHUNK 16       /* elements of d_qk in one short sum, even */
-#define ROWS 4         /* queries that share the keys they load */
-#define VALUE_KEYS 128 /* keys in one chain of weighted values */
+#define CHUNK 16             /* elements of d_qk in one short sum, even */
+#define ROWS 4               /* queries that share the keys they load */
+#define VALUE_KEYS 128       /* keys in one chain of weighted values */
 #define LARGE_V REAL(0x1p60) /* a longer v might overflow beside the exponentials */
 
 #if LANES == 1 /* multiply-adds that are not fused lose the argument's low part */
@@ -39,12 +39,12 @@ typedef struct additive { /* what a task works on */
     const attn_additive_problem *a;
     int64_t batch, head, i0, rows, n; /* queries [i0, i0 + rows), visible keys [0, n) */
     const real *v;
-    bool factored;                  /* v is small enough */
-    real *q_exp, *q_size, *v_sums;  /* rows x d_qk, rows, one for each chunk */
-    real *k_tile, *k_raw;           /* (d_qk + 1) x KEY_GROUP: exponentials and sizes; d_qk x KEY_GROUP */
-    real *scores, *output, *ones;   /* rows x keys, rows x d_v_padded, rows */
-    int64_t stride;                 /* between rows of scores */
-    uint8_t *hidden;                /* rows x keys: masked */
+    bool factored;                 /* v is small enough */
+    real *q_exp, *q_size, *v_sums; /* rows x d_qk, rows, one for each chunk */
+    real *k_tile, *k_raw; /* (d_qk + 1) x KEY_GROUP: exponentials and sizes; d_qk x KEY_GROUP */
+    real *scores, *output, *ones; /* rows x keys, rows x d_v_padded, rows */
+    int64_t stride;               /* between rows of scores */
+    uint8_t *hidden;              /* rows x keys: masked */
 } additive;
 
 /* e^2x in the range where it is used; elsewhere a number that is not. NaN stays. */
@@ -53,8 +53,8 @@ INLINE vec exponential(vec x) {
     return v_exp_twice(v_max(v_sub(v_zero(), limit), v_min(limit, x)));
 }
 
-/* LANES keys from j on as columns, element c of lane l to to[c * KEY_GROUP + l], missing ones 0; or their
- * exponentials. The largest |k| of each comes back. */
+/* LANES keys from j on as columns, element c of lane l to to[c * KEY_GROUP + l], missing ones 0; or
+ * their exponentials. The largest |k| of each comes back. */
 INLINE vec transpose_keys(const attn_problem *p, int64_t batch, int64_t head, int64_t j,
                           const bool exponentials, real *to) {
     const real *keys = (const real *)p->key.data + at(&p->key, batch, head, j);
@@ -62,7 +62,7 @@ INLINE vec transpose_keys(const attn_problem *p, int64_t batch, int64_t head, in
     for (int64_t c = 0; c < p->d_qk; c += LANES) {
         const int columns = (int)min_i(LANES, p->d_qk - c);
         vec r[LANES];
-        UNROLL for (int l = 0; l < LANES; l++)
+    UNROLL for (int l = 0; l < LANES; l++)
             r[l] = j + l < p->n_kv ? v_load_part(keys + l * p->key.stride_row + c, columns) : v_zero();
         v_transpose(r);
         for (int l = 0; l < columns; l++) {
@@ -190,7 +190,8 @@ static void score_group(const additive *t, int64_t group) {
     }
 }
 
-/* Scores of row r become exponentials relative to their maximum; their sum, 0 for a row that sees nothing. */
+/* Scores of row r become exponentials relative to their maximum; their sum comes back, 0 for a row
+ * that sees nothing. */
 static real softmax_row(const additive *t, int64_t r) {
     const dense mask = dense_of(&t->p->mask, t->batch, t->head);
     const vec hidden = v_set1(-REAL_INF);

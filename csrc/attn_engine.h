@@ -90,8 +90,8 @@ typedef struct attn_softmax_problem {
 typedef struct attn_additive_problem {
     attn_problem attention;
     const void *v; /* compute type (n_heads, d_qk) */
-    /* compute type (batch, groups of keys, d_qk + 1, KEY_GROUP), by attn_additive_keys, for one head;
-     * or NULL */
+    /* compute type (batch, groups of keys, d_qk + 1, KEY_GROUP), by attn_additive_keys, for one
+     * head; or NULL */
     void *exponentials;
 } attn_additive_problem;
 

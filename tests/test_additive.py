@@ -132,7 +132,9 @@ def test_location_is_one_more_term_of_one_step(dtype):
     location = rows(np.random.default_rng(5), dtype, 3, 37, 8)
     weights = additive_attention(*arguments, location=location, **options).weights
     truth = reference_classic.additive_attention(*arguments, location=location, **options).weights
-    np.testing.assert_allclose(weights.astype(float), truth, atol=1e-5 if dtype.itemsize > 2 else 1e-2)
+    np.testing.assert_allclose(
+        weights.astype(float), truth, atol=1e-5 if dtype.itemsize > 2 else 1e-2
+    )
     assert_same_bits(
         additive_attention(*arguments, location=0 * location, **options).weights,
         additive_attention(*arguments, **options).weights,
@@ -238,7 +240,9 @@ def test_concat_is_additive_with_one_matrix(dtype):
 @pytest.mark.parametrize("sizes", [(0, 3, 4, 2), (2, 0, 4, 2), (2, 3, 0, 2), (2, 3, 4, 0)])
 def test_empty_axes(isa, dtype, sizes):
     n_q, n_kv, d_attn, d_v = sizes
-    ones = (np.ones(shape, dtype) for shape in ((n_q, d_attn), (n_kv, d_attn), (d_attn,), (n_kv, d_v)))
+    ones = (
+        np.ones(shape, dtype) for shape in ((n_q, d_attn), (n_kv, d_attn), (d_attn,), (n_kv, d_v))
+    )
     query, keys, v, values = ones
     context, weights = additive_attention(query, keys, None, None, v, values)
     assert (context == (1 if n_kv else 0)).all() and context.shape == (n_q, d_v)

@@ -26,23 +26,34 @@ GOOD = {
 PREPARED = project_keys(ones(2, 7, 6), ones(8, 6))
 
 ADDITIVE = {
-    "ranks": ({"query": ones(1, 2, 3, 5)}, "query: shape (1, 2, 3, 5) with keys (2, 7, 6), expected"),
-    "keys vector": ({"keys": ones(6)}, "query: shape (2, 3, 5) with keys (6,), expected one of (d_s,)"),
+    "ranks": (
+        {"query": ones(1, 2, 3, 5)},
+        "query: shape (1, 2, 3, 5) with keys (2, 7, 6), expected",
+    ),
+    "keys vector": (
+        {"keys": ones(6)},
+        "query: shape (2, 3, 5) with keys (6,), expected one of (d_s,)",
+    ),
     "batch": (
         {"keys": ones(4, 7, 6)},
         "keys: batch is 4 but query has batch 2 (query (2, 3, 5), keys (4, 7, 6)); repeat or",
     ),
     "W_a turned": (
         {"W_a": ones(5, 8)},
-        "W_a: d_s is 8 but query has d_s 5 (query (2, 3, 5), W_a (5, 8), expected (d_attn, d_s)); "
-        "use W_a.T",
+        (
+            "W_a: d_s is 8 but query has d_s 5 (query (2, 3, 5), W_a (5, 8), expected (d_attn, d_s)); "
+            "use W_a.T"
+        ),
     ),
     "U_a turned": ({"U_a": ones(6, 8)}, "U_a: d_h is 8 but keys has d_h 6"),
     "U_a vector": ({"U_a": ones(6)}, "U_a: shape (6,), expected 2 axes (d_attn, d_h)"),
     "d_attn": ({"U_a": ones(9, 6)}, "W_a: d_attn is 8 but U_a has d_attn 9"),
     "d_attn of query": ({"W_a": None}, "query: d_attn is 5 but U_a has d_attn 8"),
     "v_a": ({"v_a": ones(7)}, "v_a: shape (7,), expected (d_attn,), which is (8,)"),
-    "v_a row": ({"v_a": ones(1, 8)}, "v_a: shape (1, 8), expected (d_attn,), which is (8,); use v_a.r"),
+    "v_a row": (
+        {"v_a": ones(1, 8)},
+        "v_a: shape (1, 8), expected (d_attn,), which is (8,); use v_a.r",
+    ),
     "values": ({"values": ones(2, 6, 4)}, "values: shape (2, 6, 4), expected (2, 7, d_v)"),
     "bias": ({"bias": ones(2, 8)}, "bias: shape (2, 8), expected (d_attn,), which is (8,)"),
     "location": ({"location": ones(2, 7, 8)}, "location: T_dec is 3, expected one decoder step"),
@@ -53,13 +64,21 @@ ADDITIVE = {
     "heads": ({"num_heads": 4}, "num_heads: 4 does not divide d_v, which is 6"),
     "heads of d_attn": ({"num_heads": 3}, "num_heads: 3 does not divide d_attn, which is 8"),
     "no heads": ({"num_heads": 0}, "num_heads: got 0, expected at least 1"),
-    "lengths": ({"key_lengths": np.array([8, 1])}, "key_lengths: got 8 at index 0, expected 0 to 7"),
-    "negative": ({"key_lengths": np.array([1, -1])}, "key_lengths: got -1 at index 1, expected 0 to 7"),
+    "lengths": (
+        {"key_lengths": np.array([8, 1])},
+        "key_lengths: got 8 at index 0, expected 0 to 7",
+    ),
+    "negative": (
+        {"key_lengths": np.array([1, -1])},
+        "key_lengths: got -1 at index 1, expected 0 to 7",
+    ),
     "one length": ({"key_lengths": np.array([1])}, "key_lengths: shape (1,), expected (2,)"),
     "mask of steps": (
         {"mask": np.ones((3, 7), bool)},
-        "mask: shape (3, 7), expected (7,) (T_enc,) or (2, 7) (batch, T_enc) or (2, 3, 7) "
-        "(batch, T_dec, T_enc); for all of the batch np.broadcast_to(mask, (2, 3, 7))",
+        (
+            "mask: shape (3, 7), expected (7,) (T_enc,) or (2, 7) (batch, T_enc) or (2, 3, 7) "
+            "(batch, T_dec, T_enc); for all of the batch np.broadcast_to(mask, (2, 3, 7))"
+        ),
     ),
     "mask turned": ({"mask": np.ones((7, 2), bool)}, "mask: shape (7, 2), expected (7,)"),
     "mask of ones": ({"mask": np.ones((1, 7), bool)}, "mask: shape (1, 7), expected"),
@@ -72,7 +91,10 @@ ADDITIVE = {
 }
 KINDS = {
     "ints": ({"query": ones(2, 3, 5, dtype=int)}, "query: dtype int64 is not"),
-    "dtypes": ({"keys": ones(2, 7, 6, dtype=np.float64)}, "keys: dtype float64 but query has float32"),
+    "dtypes": (
+        {"keys": ones(2, 7, 6, dtype=np.float64)},
+        "keys: dtype float64 but query has float32",
+    ),
     "W_a dtype": ({"W_a": ones(8, 5, dtype=np.float64)}, "W_a: dtype float64 but query has"),
     "v_a dtype": ({"v_a": ones(8, dtype=np.float64)}, "v_a: dtype float64 but query has"),
     "mask": ({"mask": np.ones(7, int)}, "mask: dtype int64 could be 0/1 or a bias"),
@@ -132,13 +154,17 @@ def test_luong():
     for call, message in (
         (
             lambda: dot_attention(query, keys),
-            "query: d_s is 5 but keys have d_h 6 (query (2, 3, 5), keys (2, 7, 6)); "
-            "use general_attention with a matrix W of shape (5, 6)",
+            (
+                "query: d_s is 5 but keys have d_h 6 (query (2, 3, 5), keys (2, 7, 6)); "
+                "use general_attention with a matrix W of shape (5, 6)"
+            ),
         ),
         (
             lambda: general_attention(query, keys, ones(6, 5)),
-            "W: shape (6, 5), expected (d_s, d_h), which is (5, 6) (query (2, 3, 5), "
-            "keys (2, 7, 6)); use W.T",
+            (
+                "W: shape (6, 5), expected (d_s, d_h), which is (5, 6) (query (2, 3, 5), "
+                "keys (2, 7, 6)); use W.T"
+            ),
         ),
         (
             lambda: general_attention(query, keys, ones(5, 6), num_heads=4),
@@ -146,8 +172,10 @@ def test_luong():
         ),
         (
             lambda: concat_attention(query, keys, ones(11, 8), ones(8)),
-            "W_c: shape (11, 8), expected (d_attn, d_s + d_h), which has 5 + 6 columns "
-            "(query (2, 3, 5), keys (2, 7, 6)); use W_c.T",
+            (
+                "W_c: shape (11, 8), expected (d_attn, d_s + d_h), which has 5 + 6 columns "
+                "(query (2, 3, 5), keys (2, 7, 6)); use W_c.T"
+            ),
         ),
         (
             lambda: dot_attention(keys, keys, key_lengths=np.array([8, 1])),

@@ -82,9 +82,7 @@ def test_general_with_the_identity_is_dot(dtype):
     dot = dot_attention(query, keys, values)
     if dtype.itemsize > 2:
         assert_same_bits(general.context, dot.context)
-    np.testing.assert_allclose(
-        general.context.astype(float), dot.context.astype(float), atol=2e-2
-    )
+    np.testing.assert_allclose(general.context.astype(float), dot.context.astype(float), atol=2e-2)
 
 
 def test_padding_has_weight_zero_and_is_not_read(isa, dtype):

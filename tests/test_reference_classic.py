@@ -79,7 +79,9 @@ def test_variants():
     np.testing.assert_allclose(scaled.weights, plain.weights, rtol=1e-13)
     assert plain.weights[0, 3] == 0
     location = RNG.standard_normal((2, T_ENC, D_ATTN))
-    moved = reference_classic.additive_attention(*arguments, v, VALUES, location=location, **options)
+    moved = reference_classic.additive_attention(
+        *arguments, v, VALUES, location=location, **options
+    )
     projected = KEYS @ U_A.T + location
     same = reference_classic.additive_attention(
         QUERY[:, 1], projected, W_A, None, v, VALUES, **options

@@ -51,7 +51,6 @@ def softmax(
     dtype: int,
     num_threads: int,
 ) -> None: ...
-
 def additive(
     query: np.ndarray,  # compute type (n_q, d_attn), (batch, n_q, d_attn), or key's rank less 1: n_q is 1
     key: np.ndarray,  # compute type (n_kv, d_attn) or (batch, n_kv, d_attn); last stride = itemsize
@@ -68,7 +67,7 @@ def additive(
 ) -> None: ...
 def additive_keys(
     key: np.ndarray,  # as additive's
-    exponentials: np.ndarray,  # compute type, C-contiguous (batch, ceil(n_kv / GROUP), d_attn + 1, GROUP)
+    exponentials: np.ndarray,  # compute type, (batch, ceil(n_kv / GROUP), d_attn + 1, GROUP)
     dtype: int,
     num_threads: int,
 ) -> None: ...

@@ -2,7 +2,7 @@
 
 
 cdef attn_tensor rows_of(const Py_buffer *v, int64_t d, bint step_only) noexcept:
-    """(rows, heads * d) with a batch axis in front or without; step_only: the row axis is not there."""
+    """(rows, heads * d), maybe with a batch axis in front; step_only: without the row axis."""
     cdef attn_tensor t
     t.data = v.buf
     t.stride_batch = step(v, 2 if step_only else 3)
@@ -11,8 +11,8 @@ cdef attn_tensor rows_of(const Py_buffer *v, int64_t d, bint step_only) noexcept
     return t
 
 
-def additive(query, key, value, v, exponentials, out, weights, mask, lengths, int dtype, int64_t heads,
-             int num_threads):
+def additive(query, key, value, v, exponentials, out, weights, mask, lengths, int dtype,
+             int64_t heads, int num_threads):
     cdef attn_additive_problem a
     cdef attn_problem *p = &a.attention
     cdef buffers b
@@ -45,7 +45,8 @@ def additive(query, key, value, v, exponentials, out, weights, mask, lengths, in
         if mask is not None:
             p.mask.kind = ATTN_MASK_BOOL if m.itemsize == 1 else ATTN_MASK_ADD
             p.mask.data = m.buf
-            p.mask.stride_batch, p.mask.stride_row, p.mask.stride_col = step(m, 3), step(m, 2), step(m, 1)
+            p.mask.stride_batch, p.mask.stride_row = step(m, 3), step(m, 2)
+            p.mask.stride_col = step(m, 1)
         p.key_lengths = <const int64_t *>b.view[KEY_LENGTHS].buf
         p.weights = b.view[WEIGHTS].buf
         a.v = b.view[ADDITIVE_V].buf
@@ -68,7 +69,8 @@ def additive_keys(key, exponentials, int dtype, int num_threads):
         get(&b, KEY, key, PyBUF_STRIDES)
         get(&b, EXPONENTIALS, exponentials, PyBUF_STRIDES | PyBUF_WRITABLE)
         p.dtype, p.num_threads = dtype, num_threads
-        p.batch, p.n_kv, p.d_qk = length(&b.view[KEY], 3), length(&b.view[KEY], 2), length(&b.view[KEY], 1)
+        p.batch, p.n_kv = length(&b.view[KEY], 3), length(&b.view[KEY], 2)
+        p.d_qk = length(&b.view[KEY], 1)
         p.key = rows_of(&b.view[KEY], p.d_qk, False)
         a.exponentials = b.view[EXPONENTIALS].buf
         with nogil:

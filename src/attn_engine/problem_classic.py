@@ -126,9 +126,7 @@ def projected_keys(keys: Any, U_a: Any, threads: int) -> ProjectedKeys:
     """`project_keys` with its arguments checked."""
     keys = as_floats("keys", keys)
     if keys.ndim not in (2, 3):
-        raise ValueError(
-            f"keys: shape {keys.shape}, expected (T_enc, d_h) or (batch, T_enc, d_h)"
-        )
+        raise ValueError(f"keys: shape {keys.shape}, expected (T_enc, d_h) or (batch, T_enc, d_h)")
     if U_a is not None:
         U_a = check_matrix("U_a", U_a, ("d_attn", "d_h"), keys.shape[-1], "keys", keys)
     projected = project(keys, U_a)
@@ -181,7 +179,9 @@ def _vector(v_a: Any, v_scale: Any, d_attn: int, model: np.ndarray) -> np.ndarra
         return (wide * (float(scale.reshape(())) / np.sqrt(wide @ wide))).astype(compute)
 
 
-def _same_shape(name: str, value: Any, expected: Shape, words: str, model: np.ndarray) -> np.ndarray:
+def _same_shape(
+    name: str, value: Any, expected: Shape, words: str, model: np.ndarray
+) -> np.ndarray:
     """One more term inside tanh, in the compute type."""
     array = as_floats(name, value)
     check_same_dtype(name, array, "query", model)

@@ -47,7 +47,9 @@ def additive_attention(
             query = query + np.asarray(bias).astype(dtype)
         if location is not None:  # Chorowski et al. (2015), equation 9
             projected = projected + np.asarray(location).astype(dtype)
-        query, projected, values, v = (_split(x, num_heads) for x in (query, projected, values, v[None]))
+        query, projected, values, v = (
+            _split(x, num_heads) for x in (query, projected, values, v[None])
+        )
         layer = np.tanh(query[..., :, None, :] + projected[..., None, :, :])
         scores = (layer * v[..., None, :]).sum(-1)
         return _attend(scores, values, step, **options)
@@ -58,9 +60,7 @@ def dot_attention(query, keys, values=None, *, dtype=np.float64, **options):
     return general_attention(query, keys, None, values, dtype=dtype, **options)
 
 
-def general_attention(
-    query, keys, W, values=None, *, num_heads=1, dtype=np.float64, **options
-):
+def general_attention(query, keys, W, values=None, *, num_heads=1, dtype=np.float64, **options):
     """Luong et al., equation 8, "general": e = s^T W h."""
     query, keys, values, step = _prepared(query, keys, values, dtype)
     with np.errstate(all="ignore"):
