@@ -47,6 +47,11 @@ typedef struct additive { /* what a task works on */
     uint8_t *hidden;              /* rows x keys: masked */
 } additive;
 
+static const real *query_row(const additive *t, int64_t r) {
+    const attn_tensor *query = &t->p->query;
+    return (const real *)query->data + at(query, t->batch, t->head, t->i0 + r);
+}
+
 /* e^2x in the range where it is used; elsewhere a number that is not. NaN stays. */
 INLINE vec exponential(vec x) {
     const vec limit = v_set1(FACTORED_LIMIT);
@@ -63,7 +68,8 @@ INLINE vec transpose_keys(const attn_problem *p, int64_t batch, int64_t head, in
         const int columns = (int)min_i(LANES, p->d_qk - c);
         vec r[LANES];
     UNROLL for (int l = 0; l < LANES; l++)
-            r[l] = j + l < p->n_kv ? v_load_part(keys + l * p->key.stride_row + c, columns) : v_zero();
+            r[l] = j + l < p->n_kv ? v_load_part(keys + l * p->key.stride_row + c, columns)
+                                   : v_zero();
         v_transpose(r);
         for (int l = 0; l < columns; l++) {
             size = v_max(v_abs(r[l]), size); /* a NaN that is lost here is in its exponential */
@@ -74,7 +80,8 @@ INLINE vec transpose_keys(const attn_problem *p, int64_t batch, int64_t head, in
 }
 
 /* Keys of one group as exponentials, and below them the largest |k| of each. */
-static void make_tile(const attn_problem *p, int64_t batch, int64_t head, int64_t group, real *tile) {
+static void make_tile(const attn_problem *p, int64_t batch, int64_t head, int64_t group,
+                      real *tile) {
     for (int lane = 0; lane < KEY_GROUP; lane += LANES) {
         const int64_t j = group * KEY_GROUP + lane;
         v_store(tile + p->d_qk * KEY_GROUP + lane,
@@ -85,7 +92,7 @@ static void make_tile(const attn_problem *p, int64_t batch, int64_t head, int64_
 static void prepare_queries(const additive *t) {
     const int64_t d = t->p->d_qk;
     for (int64_t r = 0; r < t->rows; r++) {
-        const real *q = (const real *)t->p->query.data + at(&t->p->query, t->batch, t->head, t->i0 + r);
+        const real *q = query_row(t, r);
         vec size = v_zero();
         for (int64_t c = 0; c < d; c += LANES) {
             const int n = (int)min_i(LANES, d - c);
@@ -136,7 +143,7 @@ INLINE void factored_scores(const int rows, const additive *t, int64_t r, const 
 
 /* Scores of one query for LANES keys whose elements, not exponentials, are in raw. */
 static vec direct_scores(const additive *t, int64_t r, const real *raw) {
-    const real *q = (const real *)t->p->query.data + at(&t->p->query, t->batch, t->head, t->i0 + r);
+    const real *q = query_row(t, r);
     vec score = v_zero();
     for (int64_t c0 = 0; c0 < t->p->d_qk; c0 += CHUNK) {
         vec sum = v_zero();
@@ -173,7 +180,8 @@ static void score_group(const additive *t, int64_t group) {
     const real *tile = t->k_tile;
     if (t->a->exponentials) {
         const int64_t groups = (p->n_kv + KEY_GROUP - 1) / KEY_GROUP;
-        tile = (const real *)t->a->exponentials + (t->batch * groups + group) * (p->d_qk + 1) * KEY_GROUP;
+        tile = (const real *)t->a->exponentials +
+               (t->batch * groups + group) * (p->d_qk + 1) * KEY_GROUP;
     } else make_tile(p, t->batch, t->head, group, t->k_tile);
     for (int lane = 0; lane < KEY_GROUP && group * KEY_GROUP + lane < t->n; lane += LANES) {
         const int64_t j = group * KEY_GROUP + lane;
@@ -200,7 +208,8 @@ static real softmax_row(const additive *t, int64_t r) {
     for (int64_t j = 0; j < t->n; j += LANES) {
         const int lanes = (int)min_i(LANES, t->n - j);
         vec x = v_load(s + j);
-        if (mask.kind != ATTN_MASK_NONE) x = dense_apply(x, dense_load(&mask, t->i0 + r, j, lanes), false);
+        if (mask.kind != ATTN_MASK_NONE)
+            x = dense_apply(x, dense_load(&mask, t->i0 + r, j, lanes), false);
         x = v_select(v_first(lanes), x, hidden);
         v_store(s + j, x);
         top = v_max(x, top);
@@ -221,8 +230,9 @@ static void weigh_values(const additive *t, int64_t d_v_padded) {
     const attn_problem *p = t->p;
     for (int64_t j0 = 0; j0 < t->n; j0 += VALUE_KEYS) {
         const int64_t n = min_i(VALUE_KEYS, t->n - j0);
-        const value_rows values = {(const stored *)p->value.data + at(&p->value, t->batch, t->head, j0),
-                                   p->value.stride_row, 0};
+        const stored *first =
+            (const stored *)p->value.data + at(&p->value, t->batch, t->head, j0);
+        const value_rows values = {first, p->value.stride_row, 0};
         const real *alpha = j0 ? t->ones : NULL;
         const weight_tile w = {t->scores + j0, t->stride, 1};
         if (p->mask.kind == ATTN_MASK_NONE || values_finite(values, n, p->d_v, true)) {
@@ -239,10 +249,12 @@ static void weigh_values(const additive *t, int64_t d_v_padded) {
 static void store_weights(const additive *t, int64_t r, real l) {
     const attn_problem *p = t->p;
     const vec sum = v_set1(l == 0 ? 1 : l), inverse = v_div(v_set1(1), sum);
-    stored *row = (stored *)p->weights + ((t->batch * p->n_heads + t->head) * p->n_q + t->i0 + r) * p->n_kv;
-    for (int64_t j = 0; j < t->n; j += LANES)
-        v_store_stored_part(row + j, v_quotient(v_load(t->scores + r * t->stride + j), sum, inverse),
-                            (int)min_i(LANES, t->n - j));
+    const int64_t index = (t->batch * p->n_heads + t->head) * p->n_q + t->i0 + r;
+    stored *row = (stored *)p->weights + index * p->n_kv;
+    for (int64_t j = 0; j < t->n; j += LANES) {
+        const vec weight = v_quotient(v_load(t->scores + r * t->stride + j), sum, inverse);
+        v_store_stored_part(row + j, weight, (int)min_i(LANES, t->n - j));
+    }
     fill_hidden(row + t->n, p->n_kv - t->n, l);
 }
 

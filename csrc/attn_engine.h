@@ -84,8 +84,8 @@ typedef struct attn_softmax_problem {
     int num_threads;
 } attn_softmax_problem;
 
-/* Additive attention: attention's scores are v . tanh(q + k). query and key are of the compute type,
- * weights are wanted; masks are the dense one and key lengths, nothing else of attention is read. */
+/* Additive attention: attention's scores are v . tanh(q + k). query and key are of the compute
+ * type, weights are wanted; masks are the dense one and key lengths, no other option is read. */
 #define KEY_GROUP 16 /* keys in one tile of exponentials */
 typedef struct attn_additive_problem {
     attn_problem attention;
