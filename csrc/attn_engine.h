@@ -84,6 +84,17 @@ typedef struct attn_softmax_problem {
     int num_threads;
 } attn_softmax_problem;
 
+/* Additive attention: attention's scores are v . tanh(q + k). query and key are of the compute
+ * type, weights are wanted; masks are the dense one and key lengths, no other option is read. */
+#define KEY_GROUP 16 /* keys in one tile of exponentials */
+typedef struct attn_additive_problem {
+    attn_problem attention;
+    const void *v; /* compute type (n_heads, d_qk) */
+    /* compute type (batch, groups of keys, d_qk + 1, KEY_GROUP), by attn_additive_keys, for one
+     * head; or NULL */
+    void *exponentials;
+} attn_additive_problem;
+
 /* How a call will run, for people: attn_describe() fills it without running anything. */
 typedef struct attn_description {
     const char *kernel, *label, *isa;
@@ -93,6 +104,9 @@ typedef struct attn_description {
 
 attn_status attn_attend(const attn_problem *problem, int (*poll)(void));
 attn_status attn_softmax(const attn_softmax_problem *problem, int (*poll)(void));
+attn_status attn_additive(const attn_additive_problem *problem, int (*poll)(void));
+/* Fills exponentials from key; nothing but key's shape and place is read. */
+attn_status attn_additive_keys(const attn_additive_problem *problem, int (*poll)(void));
 void attn_describe(const attn_problem *problem, attn_description *description);
 
 const char *attn_isa_name(attn_isa isa);

@@ -12,7 +12,8 @@
 #define DECODE_MAX_Q 4
 /* Keys per split in decode: boundaries are multiples counted from key 0, whatever n_kv is. */
 #define SPLIT_KV 512
-#define SOFTMAX_ROWS 16 /* rows per task of the row softmax */
+#define SOFTMAX_ROWS 16     /* rows per task of the row softmax */
+#define ADDITIVE_BLOCK_Q 32 /* queries per task of additive attention */
 
 typedef struct attn_watch attn_watch;
 /* True once the call should end early. Kernels ask every few microseconds of work. */
@@ -20,12 +21,15 @@ bool attn_should_stop(attn_watch *watch);
 
 /* Offsets in one thread's scratch, in reals; made by plan.c alone. */
 typedef struct attn_scratch {
-    int64_t queries;   /* prefill: panel d_qk x block_q; decode: rows x d_qk rounded up to LANES */
-    int64_t scores;    /* prefill: keys x block_q; decode: rows x SPLIT_KV */
+    int64_t queries;   /* prefill: panel d_qk x block_q; decode: rows x d_qk rounded up to LANES;
+                          additive: exponentials, rows x d_qk */
+    int64_t scores;    /* prefill: keys x block_q; decode: rows x SPLIT_KV; additive: rows x keys */
     int64_t output;    /* block_q x d_v_padded (prefill) */
-    int64_t rows;      /* per query of the block: maximum, sum, correction (prefill) */
+    int64_t rows;      /* per query of the block: maximum, sum, correction (prefill); size, sum
+                          (additive), and its sums of v */
     int64_t block_max; /* key blocks x block_q: the maximum each block used (prefill, weights) */
-    int64_t keys, values; /* dense copies of a key block, where it cannot be read in place */
+    int64_t keys, values; /* dense copies of a key block, where it cannot be read in place;
+                             additive: a tile of exponentials and one of keys */
     int64_t hidden;       /* bytes, keys x block_q: which weights are hidden (guarded path) */
     int64_t dropped;      /* weights after dropout, as scores */
     int64_t reals;        /* size of it all */
@@ -38,7 +42,7 @@ typedef struct attn_plan {
     int64_t n_prepares, n_tasks, n_merges; /* one phase after the other */
     int64_t q_blocks; /* prefill: tasks per head (packed: of all sequences together) */
     int64_t block_kv, key_blocks;
-    int64_t splits, rows; /* decode: key splits; query rows that share a kv head */
+    int64_t splits, rows; /* decode: key splits, rows that share a kv head; additive: a task's */
     int64_t d_qk_padded, d_v_padded;
     bool copy_keys, copy_values;
     attn_scratch scratch;
@@ -55,7 +59,7 @@ typedef struct attn_tile_class {
 } attn_tile_class;
 
 typedef struct attn_call {
-    const void *problem; /* attn_problem or attn_softmax_problem */
+    const void *problem; /* attn_problem, attn_softmax_problem or attn_additive_problem */
     const attn_plan *plan;
     void *shared;
 } attn_call;
@@ -63,8 +67,8 @@ typedef struct attn_call {
 typedef struct attn_kernel {
     const char *label;             /* f32_avx512 */
     int lanes, block_q, tile_keys; /* prefill: a task's queries, keys of its register tile */
-    void (*prepare)(const attn_call *call,
-                    int64_t task); /* prefill: looks through a dense mask once */
+    /* prefill: looks through a dense mask once; additive: makes a tile of exponentials */
+    void (*prepare)(const attn_call *call, int64_t task);
     void (*run)(const attn_call *call, int64_t task, void *scratch, attn_watch *watch);
     void (*merge)(const attn_call *call, int64_t task); /* decode: joins a row's key splits */
 } attn_kernel;
@@ -108,5 +112,7 @@ int attn_stored_bytes(attn_dtype dtype);
 
 attn_plan attn_plan_attend(const attn_problem *problem, bool decode);
 attn_plan attn_plan_softmax(const attn_softmax_problem *problem);
+attn_plan attn_plan_additive(const attn_additive_problem *problem);
+attn_plan attn_plan_additive_keys(const attn_additive_problem *problem);
 
 #endif

@@ -16,6 +16,8 @@
     X(f64, 8, 8, __VA_ARGS__) X(f16, 2, 4, __VA_ARGS__) X(bf16, 2, 4, __VA_ARGS__)
 
 /* Kernel sources: X(name, ...). Each is compiled once per tier and storage type. */
-#define ATTN_KERNELS(X, ...) X(prefill, __VA_ARGS__) X(decode, __VA_ARGS__) X(softmax, __VA_ARGS__)
+#define ATTN_KERNELS(X, ...)                                                                       \
+    X(prefill, __VA_ARGS__)                                                                        \
+    X(decode, __VA_ARGS__) X(softmax, __VA_ARGS__) X(additive, __VA_ARGS__)
 
 #endif

@@ -11,6 +11,8 @@
 #define PREFILL_GRAIN 2000000
 #define DECODE_GRAIN 200000
 #define SOFTMAX_GRAIN 40000
+#define ADDITIVE_GRAIN 200000 /* hyperbolic tangents */
+#define KEYS_GRAIN 60000      /* exponentials of keys */
 
 #define KEY_BLOCK_REALS 6144 /* keys (or values) of one block: half of a 48 KiB L1 in float32 */
 
@@ -121,6 +123,40 @@ attn_plan attn_plan_softmax(const attn_softmax_problem *p) {
                       .real_bytes = attn_real_bytes(p->dtype),
                       .n_tasks = (p->rows + SOFTMAX_ROWS - 1) / SOFTMAX_ROWS};
     plan.threads = threads_for(p->rows * p->n, SOFTMAX_GRAIN, plan.n_tasks, p->num_threads);
+    return plan;
+}
+
+attn_plan attn_plan_additive(const attn_additive_problem *a) {
+    const attn_problem *p = &a->attention;
+    attn_plan plan = {.kernel = attn_kernels(attn_get_isa(), p->dtype)->additive,
+                      .real_bytes = attn_real_bytes(p->dtype),
+                      .rows = smaller(p->n_q, ADDITIVE_BLOCK_Q)};
+    if (p->n_q == 0) return plan;
+    plan.q_blocks = (p->n_q + plan.rows - 1) / plan.rows;
+    plan.n_tasks = p->batch * p->n_heads * plan.q_blocks;
+    plan.d_v_padded = round_up_to(p->d_v, plan.kernel->lanes);
+    plan.threads = threads_for(p->batch * p->n_heads * p->n_q * p->n_kv * p->d_qk, ADDITIVE_GRAIN,
+                               plan.n_tasks, p->num_threads);
+
+    attn_scratch *s = &plan.scratch;
+    const int64_t scores = plan.rows * round_up_to(p->n_kv, KEY_GROUP);
+    s->queries = take(&s->reals, plan.rows * p->d_qk);
+    s->rows = take(&s->reals, 2 * plan.rows + p->d_qk);
+    s->keys = take(&s->reals, (2 * p->d_qk + 1) * KEY_GROUP);
+    s->scores = take(&s->reals, scores);
+    s->output = take(&s->reals, plan.rows * plan.d_v_padded);
+    s->hidden =
+        take(&s->reals, p->mask.kind == ATTN_MASK_NONE ? 0 : scores / plan.real_bytes + 1);
+    return plan;
+}
+
+attn_plan attn_plan_additive_keys(const attn_additive_problem *a) {
+    const attn_problem *p = &a->attention;
+    attn_plan plan = {.kernel = attn_kernels(attn_get_isa(), p->dtype)->additive,
+                      .real_bytes = attn_real_bytes(p->dtype),
+                      .n_prepares = p->batch * ((p->n_kv + KEY_GROUP - 1) / KEY_GROUP)};
+    plan.threads = threads_for(p->batch * p->n_kv * p->d_qk, KEYS_GRAIN,
+                               plan.n_prepares, p->num_threads);
     return plan;
 }
 

@@ -204,7 +204,7 @@ static bool run_team(team *t, int threads) {
 #endif
 
 static attn_status run_plan(const void *problem, const attn_plan *plan, int (*poll)(void)) {
-    if (plan->n_tasks == 0) return ATTN_OK;
+    if (plan->n_prepares + plan->n_tasks == 0) return ATTN_OK;
     const size_t real = (size_t)plan->real_bytes, page = 4096;
     const size_t scratch_bytes =
         ((size_t)plan->scratch.reals * real + page - 1) / page * page + ARENA_ALIGN;
@@ -241,6 +241,16 @@ attn_status attn_attend(const attn_problem *problem, int (*poll)(void)) {
 
 attn_status attn_softmax(const attn_softmax_problem *problem, int (*poll)(void)) {
     const attn_plan plan = attn_plan_softmax(problem);
+    return run_plan(problem, &plan, poll);
+}
+
+attn_status attn_additive(const attn_additive_problem *problem, int (*poll)(void)) {
+    const attn_plan plan = attn_plan_additive(problem);
+    return run_plan(problem, &plan, poll);
+}
+
+attn_status attn_additive_keys(const attn_additive_problem *problem, int (*poll)(void)) {
+    const attn_plan plan = attn_plan_additive_keys(problem);
     return run_plan(problem, &plan, poll);
 }
 

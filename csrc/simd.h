@@ -6,6 +6,7 @@
  * The tier's header states its register tile:
  *   TILE_KEYS x TILE_QV   accumulators of the score tile (keys x vectors of queries)
  *   TILE_ROWS x TILE_DV   accumulators of the value tile (queries x vectors of d_v)
+ *   v_reciprocal          1 / x to an ulp or so, for x and 1 / x normal: no division in float32
  * Semantics that results rely on: v_max(a, b) is b when either is NaN; v_fma rounds once (twice in the
  * scalar tier); v_sum adds by a tree that a rotation of the lanes does not change; partial loads fill with
  * 0 and touch only the lanes asked for. */

@@ -41,6 +41,15 @@ INLINE vmask v_eq(vec a, vec b) { return V_CMP(a, b, _CMP_EQ_OQ); }
 INLINE vmask v_unordered(vec a, vec b) { return V_CMP(a, b, _CMP_UNORD_Q); }
 INLINE vec v_select(vmask m, vec yes, vec no) { return V(blendv)(no, yes, m); }
 INLINE vec v_round(vec a) { return V(round)(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+/* 1 / a to an ulp or so, for a and 1 / a normal. */
+INLINE vec v_reciprocal(vec a) {
+#ifdef ATTN_DTYPE_f64
+    return v_div(v_set1(1), a);
+#else
+    const vec r = _mm256_rcp_ps(a), e = _mm256_fnmadd_ps(a, r, v_set1(1)); /* |e| < 2^-11 */
+    return v_fma(r, v_fma(e, e, e), r);
+#endif
+}
 INLINE vec v_load(const real *p) { return V(loadu)(p); }
 INLINE void v_store(real *p, vec v) { V(storeu)(p, v); }
 

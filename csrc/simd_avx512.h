@@ -49,6 +49,16 @@ INLINE vec v_load_part(const real *p, int n) { return V(maskz_loadu)(v_first(n),
 INLINE void v_store(real *p, vec v) { V(storeu)(p, v); }
 INLINE void v_store_part(real *p, vec v, int n) { V(mask_storeu)(p, v_first(n), v); }
 
+/* 1 / a to an ulp or so, for a and 1 / a normal. */
+INLINE vec v_reciprocal(vec a) {
+#ifdef ATTN_DTYPE_f64
+    return v_div(v_set1(1), a);
+#else
+    const vec r = _mm512_rcp14_ps(a); /* Newton's step squares its error of 2^-14 */
+    return v_fma(r, _mm512_fnmadd_ps(a, r, v_set1(1)), r);
+#endif
+}
+
 INLINE vec v_round(vec a) {
     return V(roundscale)(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }

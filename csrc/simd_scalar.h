@@ -16,6 +16,7 @@ INLINE vec v_add(vec a, vec b) { return a + b; }
 INLINE vec v_sub(vec a, vec b) { return a - b; }
 INLINE vec v_mul(vec a, vec b) { return a * b; }
 INLINE vec v_div(vec a, vec b) { return a / b; }
+INLINE vec v_reciprocal(vec a) { return 1 / a; }
 INLINE vec v_max(vec a, vec b) { return a > b ? a : b; }
 INLINE vec v_min(vec a, vec b) { return a < b ? a : b; }
 /* Two roundings: a fused one would be a library call per element where the CPU has none. */

@@ -27,6 +27,14 @@ static const real TANH_P[] = {/* degree 4, error 1.4e-9 before rounding */
 
 #define TANH_SPLIT REAL(0.5625) /* above it tanh > 1/2: the difference from 1 is a short one */
 
+/* e^2x while that is finite and normal. */
+INLINE vec v_exp_twice(vec x) {
+    const vec y = v_mul(x, v_set1(TWO_LOG2E)), n = v_round(y);
+    const vec lost = v_fma(x, v_set1(TWO_LOG2E), v_sub(v_zero(), y)); /* the rounding of y */
+    const vec f = v_add(v_sub(y, n), v_fma(x, v_set1(TWO_LOG2E_LOW), lost));
+    return v_scale_exp2(v_fma(v_exp2_q(f), f, v_set1(1)), n, n, REAL_MIN_EXP2);
+}
+
 INLINE vec v_tanh(vec x) {
     const vec size = v_min(v_set1(20), v_abs(x)); /* 1 to the last bit from there on; NaN stays */
     const vec square = v_mul(size, size);
@@ -35,10 +43,7 @@ INLINE vec v_tanh(vec x) {
         p = v_fma(p, square, v_set1(TANH_P[i]));
     const vec small = v_fma(v_mul(size, square), p, size);
 
-    const vec y = v_mul(size, v_set1(TWO_LOG2E)), n = v_round(y);
-    const vec lost = v_fma(size, v_set1(TWO_LOG2E), v_sub(v_zero(), y)); /* the rounding of y */
-    const vec f = v_add(v_sub(y, n), v_fma(size, v_set1(TWO_LOG2E_LOW), lost));
-    const vec e = v_scale_exp2(v_fma(v_exp2_q(f), f, v_set1(1)), n, n, REAL_MIN_EXP2);
+    const vec e = v_exp_twice(size);
     const vec large = v_sub(v_set1(1), v_div(v_set1(2), v_add(e, v_set1(1))));
     return v_copysign(v_select(v_lt(size, v_set1(TANH_SPLIT)), small, large), x);
 }

@@ -143,6 +143,19 @@ static void arithmetic(void) {
     }
 }
 
+/* Over one octave and at the ends of the range that keeps argument and result normal. */
+static void reciprocals(void) {
+    const int64_t steps = 1 << 16;
+    for (int64_t i = 0; i < steps; i++)
+        for (int octave = -120; octave <= 120; octave += 40) {
+            const real x = (real)ldexp(1 + (double)i / (double)steps, octave);
+            const lanes y = lanes_of(v_reciprocal(v_set1(x)));
+            const double off = sizeof(real) == 8 ? 0x1p-52 : 0x1p-23; /* an ulp of 1 */
+            const double error = fabs((double)y.at[LANES - 1] * (double)x - 1);
+            check_that(error <= off, "v_reciprocal(%g) is off by %g", (double)x, error);
+        }
+}
+
 static void ranges(void) {
     const int64_t far = ATTN_UNBOUNDED;
     const int64_t ends[] = {-far,      -LANES, -1,        0,         1,  LANES / 2,
@@ -286,6 +299,7 @@ static void narrowing(void) {
 
 static const check_group GROUPS[] = {{"loads, stores", loads_and_stores},
                                      {"arithmetic", arithmetic},
+                                     {"reciprocals", reciprocals},
                                      {"ranges", ranges},
                                      {"sums, maxima", sums_and_maxima},
                                      {"transpose", transpose},

@@ -19,6 +19,7 @@ PYTHON_FILES = sorted(
 # A module imports only modules before it.
 LAYERS = [
     *("_core", "shapes", "arrays", "options", "outputs", "problem", "packed", "config"),
+    *("problem_classic", "additive", "multiplicative", "monotonic"),
     *("dot_product", "varlen", "merge", "rotary", "__init__"),
 ]
 # Programs on top of the package: they use it, and it knows nothing of them.
@@ -34,7 +35,7 @@ OWNERS = {
     r"\b_mm\d*_|\b__m\d+|immintrin|arm_neon|\bv(ld|st)1q?_": ["simd_avx2.h", "simd_avx512.h"],
     r"\b(printf|fprintf|puts|abort|exit)\b": [],
 }
-KERNELS = ["prefill.c", "decode.c", "softmax.c"]
+KERNELS = ["prefill.c", "decode.c", "softmax.c", "additive.c"]
 
 
 def code(path):
@@ -61,7 +62,7 @@ def test_every_module_has_its_layer():
     modules = {p.stem for p in PACKAGE.glob("*.py")} | {
         p.parent.name for p in PACKAGE.glob("*/*.py")
     }
-    assert modules == {*LAYERS[1:], *EXTRAS, "reference"}
+    assert modules == {*LAYERS[1:], *EXTRAS, "reference", "reference_classic"}
 
 
 @pytest.mark.parametrize("module", LAYERS[1:])
@@ -71,6 +72,7 @@ def test_imports_run_one_way(module):
 
 def test_the_reference_stands_alone():
     assert imports(PACKAGE / "reference.py") == set()
+    assert imports(PACKAGE / "reference_classic.py") == {"reference"}
 
 
 def test_the_binding_is_the_only_way_to_c_and_imports_no_module():

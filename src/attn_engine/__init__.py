@@ -1,6 +1,7 @@
 """Attention on CPUs: NumPy in, NumPy out."""
 
 from ._core import version as __version__
+from .additive import additive_attention, concat_attention, project_keys
 from .config import explain, get_isa, get_num_threads, set_isa, set_num_threads, show_config
 from .dot_product import (
     AttentionResult,
@@ -10,18 +11,30 @@ from .dot_product import (
     softmax,
 )
 from .merge import MergedAttention, merge_attention
+from .monotonic import monotonic_attention
+from .multiplicative import dot_attention, general_attention
+from .outputs import ContextResult
+from .problem_classic import ProjectedKeys
 from .rotary import rotary_embedding
 from .varlen import scaled_dot_product_attention_varlen
 
 __all__ = [
     "AttentionResult",
+    "ContextResult",
     "MergedAttention",
+    "ProjectedKeys",
     "SelfAttentionResult",
     "__version__",
+    "additive_attention",
+    "concat_attention",
+    "dot_attention",
     "explain",
+    "general_attention",
     "get_isa",
     "get_num_threads",
     "merge_attention",
+    "monotonic_attention",
+    "project_keys",
     "rotary_embedding",
     "scaled_dot_product_attention",
     "scaled_dot_product_attention_varlen",

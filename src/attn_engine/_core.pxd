@@ -13,6 +13,7 @@ cdef extern from "attn_engine.h":
     int ATTN_OK, ATTN_NO_MEMORY, ATTN_INTERRUPTED
     int ATTN_MASK_NONE, ATTN_MASK_BOOL, ATTN_MASK_ADD
     int64_t ATTN_UNBOUNDED
+    int KEY_GROUP
     const char *ATTN_VERSION
     const char *ATTN_COMPILER
 
@@ -58,6 +59,11 @@ cdef extern from "attn_engine.h":
         const int64_t *lengths
         int num_threads
 
+    ctypedef struct attn_additive_problem:
+        attn_problem attention
+        const void *v
+        void *exponentials
+
     ctypedef struct attn_description:
         const char *kernel
         const char *label
@@ -68,6 +74,12 @@ cdef extern from "attn_engine.h":
     attn_status attn_attend(const attn_problem *problem, int (*poll)() noexcept) noexcept nogil
     attn_status attn_softmax(
         const attn_softmax_problem *problem, int (*poll)() noexcept
+    ) noexcept nogil
+    attn_status attn_additive(
+        const attn_additive_problem *problem, int (*poll)() noexcept
+    ) noexcept nogil
+    attn_status attn_additive_keys(
+        const attn_additive_problem *problem, int (*poll)() noexcept
     ) noexcept nogil
     void attn_describe(const attn_problem *problem, attn_description *description) noexcept nogil
     const char *attn_isa_name(attn_isa isa) noexcept

@@ -51,8 +51,29 @@ def softmax(
     dtype: int,
     num_threads: int,
 ) -> None: ...
+def additive(
+    query: np.ndarray,  # compute type (n_q, d_attn), (batch, n_q, d_attn), or key's rank less 1: n_q is 1
+    key: np.ndarray,  # compute type (n_kv, d_attn) or (batch, n_kv, d_attn); last stride = itemsize
+    value: np.ndarray,  # key's axes, d_v last
+    v: np.ndarray,  # compute type (d_attn,)
+    exponentials: np.ndarray | None,  # of key by additive_keys, for one head
+    out: np.ndarray,  # query's axes, d_v last
+    weights: np.ndarray,  # C-contiguous (..., heads, n_q, n_kv)
+    mask: np.ndarray | None,  # bool or compute type (batch or 1, n_q or 1, n_kv), any strides
+    lengths: np.ndarray | None,  # int64 (batch,)
+    dtype: int,  # of value, out and weights
+    heads: int,  # divides d_attn and d_v
+    num_threads: int,
+) -> None: ...
+def additive_keys(
+    key: np.ndarray,  # as additive's
+    exponentials: np.ndarray,  # compute type, (batch, ceil(n_kv / GROUP), d_attn + 1, GROUP)
+    dtype: int,
+    num_threads: int,
+) -> None: ...
 
 UNBOUNDED: int
+GROUP: int
 
 def supported_isas() -> tuple[str, ...]: ...  # the compiled tiers this CPU can run
 def get_isa() -> str: ...

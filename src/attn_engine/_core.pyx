@@ -20,11 +20,13 @@ version = ATTN_VERSION.decode()
 ISAS = tuple([attn_isa_name(<attn_isa>i).decode() for i in range(ATTN_ISA_COUNT)])
 DTYPES = tuple([attn_dtype_name(<attn_dtype>i).decode() for i in range(ATTN_DTYPE_COUNT)])
 UNBOUNDED = ATTN_UNBOUNDED
+GROUP = KEY_GROUP
 
 # Arrays of one call, in the order of attend's arguments.
 cdef enum:
     QUERY, KEY, VALUE, OUT, WEIGHTS, LSE, MASK, MASK_OFFSETS, QUERY_LENGTHS, KEY_LENGTHS, OFFSETS
     SLOPES, SINKS, QUERY_SEGMENTS, KEY_SEGMENTS, QUERY_STARTS, KEY_STARTS
+    ADDITIVE_V, EXPONENTIALS
     BUFFERS
 
 
@@ -218,6 +220,9 @@ def softmax(scores, out, mask, lengths, int dtype, int num_threads):
         finish(status)
     finally:
         release(&b)
+
+
+include "_core_additive.pxi"
 
 
 def supported_isas():

@@ -26,6 +26,13 @@ class Problem(NamedTuple):
         return self.spill
 
 
+class ContextResult(NamedTuple):
+    """What the attentions of recurrent networks return."""
+
+    context: np.ndarray
+    weights: np.ndarray
+
+
 def check_out(
     out: Any, shape: Shape, dtype: np.dtype, inputs: dict[str, np.ndarray | None]
 ) -> None:

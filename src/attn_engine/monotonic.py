@@ -1,0 +1,80 @@
+"""Monotonic alignment: attention that only moves forward."""
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from .arrays import as_floats, check_same_dtype, compute_type, native
+
+
+def monotonic_attention(
+    p_choose: ArrayLike, previous_alignment: ArrayLike, mode: str = "parallel"
+) -> np.ndarray:
+    r"""Where a reader who scans the keys from its last place onwards stops next.
+
+    .. math:: \alpha_j = p_j q_j, \quad q_j = (1 - p_{j-1})\, q_{j-1} + \alpha^{\mathrm{previous}}_j
+
+    Parameters
+    ----------
+    p_choose : array_like, shape (..., T_enc)
+        Probability to stop at each key when it is reached, e.g. the sigmoid of a score. float16,
+        bfloat16 (of ml_dtypes), float32 or float64.
+    previous_alignment : array_like, shape and dtype of `p_choose`
+        The result of the step before; for the first one 1 at key 0 and 0 elsewhere.
+    mode : {"parallel", "hard"}
+        "parallel": the distribution over all readers, for training. "hard": the place of the one who
+        stops where `p_choose` is above 1/2.
+
+    Returns
+    -------
+    alignment : ndarray, shape and dtype of `p_choose`
+        Its sum is less than that of `previous_alignment` by the readers who do not stop at all.
+
+    Raises
+    ------
+    ValueError
+        Shapes differ, `p_choose` is not between 0 and 1, or the mode is unknown.
+    TypeError
+        An argument is of a wrong kind.
+
+    Notes
+    -----
+    The distribution is computed by its recursion, which has no division: products of many
+    ``1 - p_choose`` may underflow.
+
+    References
+    ----------
+    Raffel et al., "Online and Linear-Time Attention by Enforcing Monotonic Alignments", 2017,
+    algorithm 1 and equation 10.
+
+    Examples
+    --------
+    >>> from attn_engine import monotonic_attention
+    >>> monotonic_attention([0.5, 0.5, 1.0], [1.0, 0.0, 0.0])
+    array([0.5 , 0.25, 0.25])
+    >>> monotonic_attention([0.1, 0.9, 0.9], [1.0, 0.0, 0.0], "hard")
+    array([0., 1., 0.])
+    """
+    if mode not in ("parallel", "hard"):
+        raise ValueError(f'mode: got {mode!r}, expected "parallel" or "hard"')
+    p = as_floats("p_choose", p_choose)
+    previous = as_floats("previous_alignment", previous_alignment)
+    check_same_dtype("previous_alignment", previous, "p_choose", p)
+    if p.ndim == 0:
+        raise ValueError("p_choose: a single number, expected shape (..., T_enc)")
+    if previous.shape != p.shape:
+        raise ValueError(
+            f"previous_alignment: shape {previous.shape}, expected that of p_choose, {p.shape}"
+        )
+    dtype, compute = native(p.dtype), compute_type(p.dtype)
+    p, previous = p.astype(compute), previous.astype(compute)
+    if not ((p >= 0) & (p <= 1)).all():
+        raise ValueError("p_choose: expected probabilities, from 0 to 1, e.g. a sigmoid of scores")
+    if mode == "hard":
+        p = (p > 0.5).astype(compute)
+    alignment = np.empty_like(p)
+    passing = np.zeros(p.shape[:-1], compute)  # who comes from the keys before
+    for j in range(p.shape[-1]):
+        arrived = passing + previous[..., j]
+        alignment[..., j] = p[..., j] * arrived
+        passing = (1 - p[..., j]) * arrived
+    return alignment.astype(dtype, copy=False)

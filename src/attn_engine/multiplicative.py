@@ -1,0 +1,146 @@
+"""Luong's dot and general scores: the public functions."""
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from . import config, problem_classic
+from ._core import attend as _attend
+from .arrays import native
+from .outputs import ContextResult, Problem
+from .problem_classic import check_heads, multiplicative, project, states
+
+
+def dot_attention(
+    query: ArrayLike,
+    keys: ArrayLike,
+    values: ArrayLike | None = None,
+    *,
+    mask: ArrayLike | None = None,
+    key_lengths: ArrayLike | None = None,
+    out: np.ndarray | None = None,
+    num_threads: int | None = None,
+) -> ContextResult:
+    r"""Luong's "dot" score, without a scale.
+
+    .. math:: e_{ij} = s_i \cdot h_j, \quad
+              \mathrm{context}_i = \sum_j \mathrm{softmax}_j(e_{ij})\, h_j
+
+    Luong feeds the decoder state **after** the step, :math:`s_i`.
+
+    Parameters
+    ----------
+    query : array_like, shape (d_s,), (T_dec, d_s), (batch, d_s) or (batch, T_dec, d_s)
+        Decoder states; one axis less than `keys` is one step. float16, bfloat16 (of ml_dtypes),
+        float32 or float64; all other arrays have the same dtype.
+    keys : array_like, shape (T_enc, d_h) or (batch, T_enc, d_h)
+        Encoder states; d_h is d_s.
+    values : array_like, shape (..., T_enc, d_v), optional
+        What the context is made of, `keys` by default.
+    mask : array_like, shape (T_enc,), (batch, T_enc) or (batch, T_dec, T_enc), optional
+        Boolean: True = attend. Floating: added to the scores; only -inf hides.
+    key_lengths : array_like of int, shape (batch,), optional
+        Keys from there on are padding (a single integer without a batch axis).
+    out : ndarray, optional
+        Where to write the context: its exact shape and dtype, sharing no memory with an input.
+    num_threads : int, optional
+        Upper bound for this call; see `set_num_threads` for the default.
+
+    Returns
+    -------
+    context : ndarray, shape of `query` with d_v for d_s, in its dtype
+    weights : ndarray, shape of `query` with T_enc for d_s
+        Each row sums to 1; padding has 0, and a row that sees no key is 0, in the context too.
+
+    Raises
+    ------
+    ValueError
+        A shape or a value is wrong. Nothing has been written then.
+    TypeError
+        An argument is of a wrong kind.
+    MemoryError
+        No memory for the result or for scratch space.
+
+    References
+    ----------
+    Luong, Pham and Manning, "Effective Approaches to Attention-based Neural Machine Translation",
+    2015, equation 8.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from attn_engine import dot_attention
+    >>> states = np.array([[1.0, 0.0, 0.2], [0.5, 0.5, 0.1], [0.1, 0.9, 0.3]])
+    >>> dot_attention([0.9, 0.1, 0.2], states).weights.round(3)
+    array([0.464, 0.305, 0.231])
+    """
+    threads = config.resolve_threads(num_threads)
+    s = states(query, keys, values)
+    d_s, d_h = s.query.shape[-1], s.keys.shape[-1]
+    if d_s != d_h:
+        raise ValueError(
+            f"query: d_s is {d_s} but keys have d_h {d_h} (query {s.query.shape}, keys "
+            f"{s.keys.shape}); use general_attention with a matrix W of shape ({d_s}, {d_h})"
+        )
+    return _result(multiplicative(s, s.query, 1, mask, key_lengths, out, threads), s)
+
+
+def general_attention(
+    query: ArrayLike,
+    keys: ArrayLike,
+    W: ArrayLike,
+    values: ArrayLike | None = None,
+    *,
+    mask: ArrayLike | None = None,
+    key_lengths: ArrayLike | None = None,
+    num_heads: int = 1,
+    out: np.ndarray | None = None,
+    num_threads: int | None = None,
+) -> ContextResult:
+    r"""Luong's "general" score: dot products after a projection of the decoder state.
+
+    .. math:: e_{ij} = s_i^T W h_j
+
+    Luong feeds the decoder state **after** the step, :math:`s_i`.
+
+    Parameters
+    ----------
+    query, keys, values, mask, key_lengths, out, num_threads
+        As in `dot_attention`; d_h may differ from d_s.
+    W : array_like, shape (d_s, d_h)
+    num_heads : int
+        Split the projected query and keys (d_h) and the values (d_v) into this many groups, attend
+        in each and concatenate.
+
+    Returns
+    -------
+    context, weights : ndarray
+        As of `dot_attention`; weights are (..., num_heads, T_dec, T_enc) with several heads.
+
+    Raises
+    ------
+    ValueError
+        A shape or a value is wrong. Nothing has been written then.
+    TypeError
+        An argument is of a wrong kind.
+    MemoryError
+        No memory for the result or for scratch space.
+
+    References
+    ----------
+    Luong, Pham and Manning, "Effective Approaches to Attention-based Neural Machine Translation",
+    2015, equation 8.
+    """
+    threads = config.resolve_threads(num_threads)
+    s = states(query, keys, values)
+    transposed = problem_classic.general_matrix(W, s)
+    heads = check_heads(num_heads, d_h=s.keys.shape[-1], d_v=s.values.shape[-1])
+    projected = project(s.query, transposed)
+    return _result(multiplicative(s, projected, heads, mask, key_lengths, out, threads), s)
+
+
+def _result(call: Problem, s: problem_classic.States) -> ContextResult:
+    """Run a checked call; results of 16-bit inputs are rounded if they were computed wider."""
+    _attend(*call.arguments)
+    dtype = native(s.query.dtype)
+    context = call._replace(output=call.output.astype(dtype, copy=False)).deliver()
+    return ContextResult(context, call.weights.astype(dtype, copy=False))
