@@ -145,8 +145,7 @@ attn_plan attn_plan_additive(const attn_additive_problem *a) {
     s->keys = take(&s->reals, (2 * p->d_qk + 1) * KEY_GROUP);
     s->scores = take(&s->reals, scores);
     s->output = take(&s->reals, plan.rows * plan.d_v_padded);
-    s->hidden =
-        take(&s->reals, p->mask.kind == ATTN_MASK_NONE ? 0 : scores / plan.real_bytes + 1);
+    s->hidden = take(&s->reals, p->mask.kind == ATTN_MASK_NONE ? 0 : scores / plan.real_bytes + 1);
     return plan;
 }
 
@@ -155,8 +154,8 @@ attn_plan attn_plan_additive_keys(const attn_additive_problem *a) {
     attn_plan plan = {.kernel = attn_kernels(attn_get_isa(), p->dtype)->additive,
                       .real_bytes = attn_real_bytes(p->dtype),
                       .n_prepares = p->batch * ((p->n_kv + KEY_GROUP - 1) / KEY_GROUP)};
-    plan.threads = threads_for(p->batch * p->n_kv * p->d_qk, KEYS_GRAIN,
-                               plan.n_prepares, p->num_threads);
+    plan.threads =
+        threads_for(p->batch * p->n_kv * p->d_qk, KEYS_GRAIN, plan.n_prepares, p->num_threads);
     return plan;
 }
 

@@ -125,9 +125,12 @@ static void finish_scores(const block *b, tile_view t, int first, int vecs, bool
         for (int64_t j = t.j0; j < t.j1; j += most) {
             const int n = (int)min_i(most, t.j1 - j);
             real *s = scores + (j - t.j0) * BLOCK_Q + lane;
-            if (masked) load_run(b, lane, j, n, &run);
-            if (!masked) top = finish_run(f, &run, n, false, false, false, key_ids, i, j, top, s);
-            else if (bits) top = finish_run(f, &run, n, true, true, false, key_ids, i, j, top, s);
+            if (!masked) {
+                top = finish_run(f, NULL, n, false, false, false, key_ids, i, j, top, s);
+                continue;
+            }
+            load_run(b, lane, j, n, &run);
+            if (bits) top = finish_run(f, &run, n, true, true, false, key_ids, i, j, top, s);
             else if (t.plain) top = finish_run(f, &run, n, true, false, true, key_ids, i, j, top, s);
             else top = finish_run(f, &run, n, true, false, false, key_ids, i, j, top, s);
         }

@@ -120,7 +120,7 @@ static product product_new(int64_t rows, int64_t n, int64_t d_v, int variant, ch
     }
     t.w =
         t.transposed ? (weight_tile){t.weights.data, 1, rows} : (weight_tile){t.weights.data, n, 1};
-    t.v = (value_rows){t.values.data, columns};
+    t.v = (value_rows){t.values.data, columns, 0};
     t.before = malloc((size_t)t.out.bytes);
     memcpy(t.before, t.out.data, (size_t)t.out.bytes);
     return t;
@@ -357,7 +357,9 @@ static void biases(void) {
     for (int i = 0; i < COUNT(numbers); i++) {
         for (int j = 0; j < COUNT(numbers); j++) {
             const real s = numbers[i], b = numbers[j];
-            const vec sum = dense_apply(v_set1(s), v_set1(b));
+            const vec sum = dense_apply(v_set1(s), v_set1(b), false);
+            const vec plain = dense_apply(v_set1(s), v_set1(b), true);
+            const bool is_plain = b == -REAL_INF || fabs((double)b) < (double)BIAS_LIMIT;
             const double expected = (double)s + (double)b * 1.44269504088896340736;
             for (int l = 0; l < LANES; l++) {
                 const real got = lane(sum, l);
@@ -370,6 +372,8 @@ static void biases(void) {
                             4 * ROUNDOFF * (fabs((double)s) + 2 * fabs((double)b));
                 else if (isfinite(s) && isfinite(b)) right = !isnan(got);
                 check_that(right, "dense_apply(%g, %g) = %g", (double)s, (double)b, (double)got);
+                check_that(!is_plain || same(lane(plain, l), got), "plain dense_apply(%g, %g)",
+                           (double)s, (double)b);
             }
         }
     }
