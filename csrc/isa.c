@@ -6,9 +6,13 @@
 
 static bool cpu_has_scalar(void) { return true; }
 #if defined(__x86_64__)
+#include <cpuid.h>
+static bool cpu_has_f16c(void) { /* not every compiler's __builtin_cpu_supports knows the name */
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
 static bool cpu_has_avx2(void) {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-           __builtin_cpu_supports("f16c");
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && cpu_has_f16c();
 }
 static bool cpu_has_avx512(void) {
     return cpu_has_avx2() && __builtin_cpu_supports("avx512f") &&

@@ -17,8 +17,9 @@
 #endif
 #ifdef _OPENMP
 #include <omp.h>
-/* GCC has had omp_pause_resource_all since version 9, long before it claimed OpenMP 5.0. */
-#if _OPENMP >= 201811 || (defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 9)
+/* GCC's runtime needs help across a fork, and has had omp_pause_resource_all since version 9, long
+ * before it claimed OpenMP 5.0. LLVM's looks after itself. */
+#if defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 9
 #define CAN_PAUSE
 #endif
 #endif
