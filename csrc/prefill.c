@@ -122,6 +122,7 @@ static void finish_scores(const block *b, tile_view t, int first, int vecs, bool
         const finish f = {b->score, b->band, cut, ids ? ids + i : NULL, (int)min_i(LANES, b->i1 - i)};
         vec top = v_set1(-REAL_INF);
         mask_run run;
+        run.bits[0] = 0, run.bias[0] = v_zero(); /* gcc does not see that only what is loaded is read */
         for (int64_t j = t.j0; j < t.j1; j += most) {
             const int n = (int)min_i(most, t.j1 - j);
             real *s = scores + (j - t.j0) * BLOCK_Q + lane;
