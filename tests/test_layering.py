@@ -19,7 +19,7 @@ PYTHON_FILES = sorted(
 # A module imports only modules before it.
 LAYERS = [
     *("_core", "shapes", "arrays", "options", "outputs", "problem", "packed", "config"),
-    *("problem_classic", "additive", "multiplicative", "monotonic"),
+    *("projected", "problem_classic", "additive", "multiplicative", "monotonic"),
     *("dot_product", "varlen", "merge", "rotary", "__init__"),
 ]
 # Programs on top of the package: they use it, and it knows nothing of them.

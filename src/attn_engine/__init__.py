@@ -14,7 +14,7 @@ from .merge import MergedAttention, merge_attention
 from .monotonic import monotonic_attention
 from .multiplicative import dot_attention, general_attention
 from .outputs import ContextResult
-from .problem_classic import ProjectedKeys
+from .projected import ProjectedKeys
 from .rotary import rotary_embedding
 from .varlen import scaled_dot_product_attention_varlen
 

@@ -6,8 +6,8 @@ from numpy.typing import ArrayLike
 from . import config, problem_classic
 from ._core import additive as _additive
 from .outputs import ContextResult
-from .problem_classic import ProjectedKeys
 from .problem_classic import plain_step as _plain_step
+from .projected import ProjectedKeys
 
 
 def additive_attention(

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import _core, problem
+from . import problem
 from .arrays import (
     CODES,
     as_floats,
@@ -25,6 +25,7 @@ from .arrays import (
 )
 from .options import check_count, check_limits
 from .outputs import Problem, check_out, destination
+from .projected import ProjectedKeys
 from .shapes import Shape
 
 _RANKS = {
@@ -33,21 +34,6 @@ _RANKS = {
     (2, 3): "(batch, d_s) with keys (batch, T_enc, d_h)",
     (3, 3): "(batch, T_dec, d_s) with keys (batch, T_enc, d_h)",
 }
-
-
-class ProjectedKeys:
-    """Encoder states with an RNN's one-time work done; made by `project_keys`."""
-
-    __slots__ = ("exponentials", "keys", "projected")
-
-    def __init__(self, keys: np.ndarray, projected: np.ndarray, exponentials: np.ndarray):
-        self.keys = keys  # as they came: the values, unless others are given
-        self.projected = projected  # (..., T_enc, d_attn) in the compute type
-        self.exponentials = exponentials  # of projected, as the core keeps them
-
-    def __repr__(self) -> str:
-        """Shapes and dtype."""
-        return f"ProjectedKeys(keys {self.keys.shape} {self.keys.dtype}, d_attn {self.projected.shape[-1]})"
 
 
 class States(NamedTuple):
@@ -129,13 +115,7 @@ def projected_keys(keys: Any, U_a: Any, threads: int) -> ProjectedKeys:
         raise ValueError(f"keys: shape {keys.shape}, expected (T_enc, d_h) or (batch, T_enc, d_h)")
     if U_a is not None:
         U_a = check_matrix("U_a", U_a, ("d_attn", "d_h"), keys.shape[-1], "keys", keys)
-    projected = project(keys, U_a)
-    n_kv, d_attn = projected.shape[-2:]
-    groups = -(-n_kv // _core.GROUP)
-    shape = (*keys.shape[:-2], groups, d_attn + 1, _core.GROUP)
-    exponentials = np.empty(shape, projected.dtype)
-    _core.additive_keys(projected, exponentials, CODES[projected.dtype], threads)
-    return ProjectedKeys(keys, projected, exponentials)
+    return ProjectedKeys(keys, project(keys, U_a), threads)
 
 
 def check_mask(mask: Any, s: States) -> np.ndarray | None:
@@ -174,6 +154,8 @@ def _vector(v_a: Any, v_scale: Any, d_attn: int, model: np.ndarray) -> np.ndarra
     scale = np.asarray(v_scale)
     if scale.dtype.kind not in "fiu" or scale.size != 1:
         raise TypeError(f"v_scale: got {type(v_scale).__name__}, expected one real number")
+    if not np.isfinite(scale).all():
+        raise ValueError(f"v_scale: got {v_scale}, expected a finite number")
     wide = v.astype(np.float64)
     with np.errstate(all="ignore"):
         return (wide * (float(scale.reshape(())) / np.sqrt(wide @ wide))).astype(compute)
@@ -299,6 +281,7 @@ def _additive_problem(
     dtype, rows = native(s.query.dtype), s.query.shape[:-1]
     shape = (*rows, s.values.shape[-1])
     inputs = {"query": s.query, "keys": s.keys, "values": s.values, "mask": mask}
+    inputs |= {"W_a": W_a, "U_a": U_a, "v_a": v, "bias": bias, "location": location}
     lengths = check_limits(False, 0, None, None, key_lengths, s.batch, 1, s.n_kv).key_lengths
     check_out(out, shape, dtype, inputs)
 
