@@ -88,6 +88,9 @@ def merge_attention(
 
 def _parts(outputs: Any, lses: Any, bshd: bool) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Outputs in layout bhsd and lses of the compute type, of equal shapes."""
+    for name, parts in (("outputs", outputs), ("lses", lses)):
+        if not hasattr(parts, "__iter__"):
+            raise TypeError(f"{name}: got {type(parts).__name__}, expected a sequence of arrays")
     outputs = [as_floats(f"outputs[{i}]", output) for i, output in enumerate(outputs)]
     lses = [as_floats(f"lses[{i}]", lse) for i, lse in enumerate(lses)]
     if not outputs or len(outputs) != len(lses):

@@ -288,15 +288,16 @@ def _lengths(name: str, value: Any, batch: Shape, n: int) -> np.ndarray:
             f"{name}: shape {lengths.shape}, expected {batch}: one length for each batch entry"
             + ("" if batch else ", and without a batch axis a single integer")
         )
-    check_range(name, lengths, n)
+    axis = "n_q" if name.startswith("query") else "n_kv"
+    check_range(name, lengths, n, f" ({axis}); clip it")
     return lengths.astype(np.int64).reshape(-1)
 
 
-def check_range(name: str, numbers: np.ndarray, highest: int) -> None:
-    """Integers lie between 0 and `highest`."""
+def check_range(name: str, numbers: np.ndarray, highest: int, what: str = "") -> None:
+    """Integers lie between 0 and `highest`; `what` says more of it."""
     if numbers.min(initial=0) < 0 or numbers.max(initial=0) > highest:
         where, place = _first((numbers < 0) | (numbers > highest))
-        raise ValueError(f"{name}: got {numbers[where]}{place}, expected 0 to {highest}")
+        raise ValueError(f"{name}: got {numbers[where]}{place}, expected 0 to {highest}{what}")
 
 
 def _first(bad: np.ndarray) -> tuple[tuple[int, ...] | None, str]:
@@ -317,7 +318,11 @@ def _causal_offset(value: Any, batch: Shape, bottom_right: int | np.ndarray) -> 
                 f"or one for each batch entry"
             )
         return bottom_right
-    if isinstance(value, int) and not isinstance(value, bool):
+    if value is None or isinstance(value, bool):
+        raise TypeError(
+            f'causal_offset: got {value}, expected an integer (0 for none) or "bottom_right"'
+        )
+    if isinstance(value, int):
         lowest = highest = offset = value
     else:
         offset = as_integers("causal_offset", value)

@@ -42,11 +42,16 @@ def check_out(
     if not isinstance(out, np.ndarray) or isinstance(out, np.ma.MaskedArray):
         raise TypeError(f"out: got an object of type {type(out).__name__}, expected a NumPy array")
     if out.shape != shape:
-        raise ValueError(f"out: shape {out.shape}, expected {shape}")
+        raise ValueError(
+            f"out: shape {out.shape}, expected {shape}; pass np.empty({shape}, {dtype.name!r})"
+        )
     if out.dtype != dtype:
-        raise ValueError(f"out: dtype {out.dtype}, expected {dtype} in native byte order")
+        raise ValueError(
+            f"out: dtype {out.dtype}, expected {dtype} in native byte order; "
+            f"pass np.empty({shape}, {dtype.name!r})"
+        )
     if not out.flags.writeable:
-        raise ValueError("out: the array is read-only, expected one that can be written")
+        raise ValueError("out: the array is read-only, expected one that can be written; copy it")
     repeated = (stride == 0 and n > 1 for n, stride in zip(out.shape, out.strides, strict=True))
     if out.size and any(repeated):
         raise ValueError("out: its elements share memory (a broadcast view); pass a real array")
