@@ -130,6 +130,9 @@ def test_stopped_processes_end_with_the_one_that_started_them():
     program += "p = Process('numpy', 1); p.hear(); print(p._popen.pid, flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as parent:
         pid = int(parent.stdout.readline())
+        # The kernel ends a group that is stopped when it is orphaned, so let it have stopped.
+        while Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "T":
+            time.sleep(0.01)
         parent.kill()
     deadline = time.monotonic() + 10
     while Path(f"/proc/{pid}/exe").exists() and time.monotonic() < deadline:  # a zombie has none
