@@ -20,6 +20,12 @@ class Call(NamedTuple):
     layer: MultiheadAttention
     arguments: dict[str, Any]
 
+    @classmethod
+    def of(cls, layer, **options):
+        """A call without masks; options are those of `make_inputs`."""
+        tensors = make_inputs(layer, **options)
+        return cls(layer, dict(zip(("query", "key", "value"), tensors, strict=True)))
+
     def run(self, **more):
         """What the engine makes of it."""
         return self.layer(**self.arguments, **more)

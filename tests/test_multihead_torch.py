@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from multihead import CONFIGURATIONS, DRAWS, make_inputs, make_layer, random_call
+from multihead import CONFIGURATIONS, DRAWS, Call, make_inputs, make_layer, random_call
 
 from attn_engine import MultiheadAttention
 
@@ -123,8 +123,7 @@ def test_tensors_come_in_directly():
 
 def test_what_torch_answers_for_a_row_that_sees_no_key():
     """NaN with weights: the one rule that is not followed."""
-    layer = make_layer(batch_first=True)
-    arguments = dict(zip(("query", "key", "value"), make_inputs(layer), strict=True))
+    layer, arguments = Call.of(make_layer(batch_first=True))
     arguments["key_padding_mask"] = np.array([[False] * 6, [True] * 6])
     output, weights = run_torch(to_torch(layer), arguments)
     assert np.isnan(output[1]).all() and np.isnan(weights[1]).all()

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, DTypeLike
 from . import config
 from .arrays import SUPPORTED, as_floats, compute_type, dtype_code, native
 from .dot_product import scaled_dot_product_attention
-from .options import check_count, check_dropout, check_flag
+from .options import check_count, check_flag, check_share
 from .parameters import (
     check_parameters,
     initial_parameters,
@@ -136,7 +136,7 @@ class MultiheadAttention:
         self.vdim = self.embed_dim if vdim is None else check_count("vdim", vdim)
         self.head_dim = self.embed_dim // self.num_heads
         self._kv_dim = self.num_kv_heads * self.head_dim
-        self.dropout, _ = check_dropout(dropout, 0)
+        self.dropout = check_share("dropout", dropout)
         self.bias = check_flag("bias", bias)
         self.add_bias_kv = check_flag("add_bias_kv", add_bias_kv)
         self.add_zero_attn = check_flag("add_zero_attn", add_zero_attn)

@@ -86,11 +86,17 @@ def _check_real(name: str, value: Any, expected: str) -> float:
         return inf
 
 
+def check_share(name: str, value: Any) -> float:
+    """The share of the weights to drop."""
+    share = _check_real(name, value, "a real number, 0.0 to drop nothing")
+    if not 0 <= share < 1:
+        raise ValueError(f"{name}: got {_shown(value)}, expected at least 0 and less than 1")
+    return share
+
+
 def check_dropout(dropout_p: Any, dropout_seed: Any) -> tuple[float, int]:
     """The share of weights to drop, and the seed that decides which."""
-    share = _check_real("dropout_p", dropout_p, "a real number, 0.0 to drop nothing")
-    if not 0 <= share < 1:
-        raise ValueError(f"dropout_p: got {_shown(dropout_p)}, expected at least 0 and less than 1")
+    share = check_share("dropout_p", dropout_p)
     if dropout_seed is None:
         if share > 0:
             raise ValueError(
