@@ -248,8 +248,11 @@ def check_limits(
     left, right = _window(window)
     if check_flag("is_causal", is_causal):
         right = 0
-    queries = n_q if query_lengths is None else _lengths("query_lengths", query_lengths, batch, n_q)
-    keys = n_kv if key_lengths is None else _lengths("key_lengths", key_lengths, batch, n_kv)
+    queries, keys = n_q, n_kv
+    if query_lengths is not None:
+        queries = check_lengths("query_lengths", query_lengths, batch, n_q, "n_q")
+    if key_lengths is not None:
+        keys = check_lengths("key_lengths", key_lengths, batch, n_kv, "n_kv")
     offset = _causal_offset(causal_offset, batch, keys - queries)
     return Limits(
         None if query_lengths is None else queries,
@@ -286,15 +289,14 @@ def _side(name: str, side: Any) -> int:
     return side if side < 2 * _LONGEST else UNBOUNDED
 
 
-def _lengths(name: str, value: Any, batch: Shape, n: int) -> np.ndarray:
-    """One length for each batch entry, flat."""
+def check_lengths(name: str, value: Any, batch: Shape, n: int, axis: str) -> np.ndarray:
+    """One length for each batch entry, flat; `axis` is the word for the one that n is the size of."""
     lengths = as_integers(name, value)
     if lengths.shape != batch:
         raise ValueError(
             f"{name}: shape {lengths.shape}, expected {batch}: one length for each batch entry"
             + ("" if batch else ", and without a batch axis a single integer")
         )
-    axis = "n_q" if name.startswith("query") else "n_kv"
     check_range(name, lengths, n, f" ({axis}); clip it")
     return lengths.astype(np.int64).reshape(-1)
 
