@@ -20,7 +20,7 @@ PYTHON_FILES = sorted(
 LAYERS = [
     *("_core", "shapes", "arrays", "options", "outputs", "problem", "packed", "config"),
     *("projected", "problem_classic", "problem_additive", "additive", "multiplicative", "monotonic"),
-    *("dot_product", "varlen", "merge", "rotary"),
+    *("dot_product", "varlen", "plans", "merge", "rotary"),
     *("projection", "parameters", "problem_multihead", "multihead", "__init__"),
 ]
 # Programs on top of the package: they use it, and it knows nothing of them.
