@@ -152,7 +152,7 @@ def project_keys(
     U_a : array_like, shape (d_attn, d_h), or None
         None: `keys` are projected already.
     num_threads : int, optional
-        Upper bound for this call; see `set_num_threads` for the default.
+        As in `additive_attention`.
 
     Returns
     -------
@@ -162,10 +162,8 @@ def project_keys(
 
     Raises
     ------
-    ValueError
-        A shape is wrong.
-    TypeError
-        An argument is of a wrong kind.
+    ValueError, TypeError, MemoryError
+        As `additive_attention`.
 
     Examples
     --------
@@ -212,15 +210,12 @@ def concat_attention(
 
     Raises
     ------
-    ValueError
-        A shape or a value is wrong. Nothing has been written then.
-    TypeError
-        An argument is of a wrong kind.
+    ValueError, TypeError, MemoryError
+        As `additive_attention`.
 
     References
     ----------
-    Luong, Pham and Manning, "Effective Approaches to Attention-based Neural Machine Translation",
-    2015, equation 8.
+    Luong, Pham and Manning, 2015, equation 8, as `dot_attention` has it.
     """
     call = problem_additive.concat(
         query,

@@ -29,35 +29,21 @@ def dot_attention(
     Parameters
     ----------
     query : array_like, shape (d_s,), (T_dec, d_s), (batch, d_s) or (batch, T_dec, d_s)
-        Decoder states; one axis less than `keys` is one step. float16, bfloat16 (of ml_dtypes),
-        float32 or float64; all other arrays have the same dtype.
+        Decoder states; one axis less than `keys` is one step.
     keys : array_like, shape (T_enc, d_h) or (batch, T_enc, d_h)
         Encoder states; d_h is d_s.
-    values : array_like, shape (..., T_enc, d_v), optional
-        What the context is made of, `keys` by default.
-    mask : array_like, shape (T_enc,), (batch, T_enc) or (batch, T_dec, T_enc), optional
-        Boolean: True = attend. Floating: added to the scores; only -inf hides.
-    key_lengths : array_like of int, shape (batch,), optional
-        Keys from there on are padding (a single integer without a batch axis).
-    out : ndarray, optional
-        Where to write the context: its exact shape and dtype, sharing no memory with an input.
-    num_threads : int, optional
-        Upper bound for this call; see `set_num_threads` for the default.
+    values, mask, key_lengths, out, num_threads
+        As in `additive_attention`, dtypes too.
 
     Returns
     -------
-    context : ndarray, shape of `query` with d_v for d_s, in its dtype
+    context : ndarray, shape of `query` with d_v for d_s
     weights : ndarray, shape of `query` with T_enc for d_s
-        Each row sums to 1; padding has 0, and a row that sees no key is 0, in the context too.
 
     Raises
     ------
-    ValueError
-        A shape or a value is wrong. Nothing has been written then.
-    TypeError
-        An argument is of a wrong kind.
-    MemoryError
-        No memory for the result or for scratch space.
+    ValueError, TypeError, MemoryError
+        As `additive_attention`.
 
     References
     ----------
@@ -118,17 +104,17 @@ def general_attention(
 
     Raises
     ------
-    ValueError
-        A shape or a value is wrong. Nothing has been written then.
-    TypeError
-        An argument is of a wrong kind.
-    MemoryError
-        No memory for the result or for scratch space.
+    ValueError, TypeError, MemoryError
+        As `additive_attention`.
+
+    Notes
+    -----
+    The projection is NumPy's product. For float16 and bfloat16 it stays in float32, and all is
+    rounded once at the end.
 
     References
     ----------
-    Luong, Pham and Manning, "Effective Approaches to Attention-based Neural Machine Translation",
-    2015, equation 8.
+    Luong, Pham and Manning, 2015, equation 8, as `dot_attention` has it.
     """
     call = problem_classic.general(
         query,
