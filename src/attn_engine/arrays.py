@@ -63,7 +63,8 @@ def _from_dlpack(name: str, tensor: Any) -> np.ndarray:
     except (RuntimeError, ValueError, BufferError, TypeError) as error:
         kind = type(tensor).__name__
         raise TypeError(
-            f"{name}: this {kind} cannot be read ({error}); pass a dense one of a NumPy dtype"
+            f"{name}: this {kind} cannot be read ({error}); "
+            f"convert it to a dense one of a NumPy dtype, e.g. float32"
         ) from error
     array = np.asarray(buffer)
     return array.view(_bfloat16(name)) if dtype == "bfloat16" else array
