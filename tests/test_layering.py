@@ -19,7 +19,14 @@ PYTHON_FILES = sorted(
 # A module imports only modules before it.
 LAYERS = [
     *("_core", "shapes", "arrays", "options", "outputs", "problem", "packed", "config"),
-    *("projected", "problem_classic", "problem_additive", "additive", "multiplicative", "monotonic"),
+    *(
+        "projected",
+        "problem_classic",
+        "problem_additive",
+        "additive",
+        "multiplicative",
+        "monotonic",
+    ),
     *("dot_product", "varlen", "plans", "merge", "rotary"),
     *("projection", "parameters", "problem_multihead", "multihead", "__init__"),
 ]
