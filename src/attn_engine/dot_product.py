@@ -248,7 +248,7 @@ def softmax(
     out : ndarray, optional
         Where to write the result: the shape and dtype of `scores`, sharing no memory with it.
     num_threads : int, optional
-        Upper bound for this call; see `set_num_threads` for the default.
+        As in `scaled_dot_product_attention`.
 
     Returns
     -------
