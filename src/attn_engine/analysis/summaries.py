@@ -169,8 +169,8 @@ def rollout(weights: ArrayLike, *, residual: float = 0.5) -> np.ndarray:
     array = check_weights(weights, least_axes=4)
     if array.shape[-1] != array.shape[-2]:
         raise ValueError(
-            f"weights: n_kv is {array.shape[-1]} but n_q {array.shape[-2]} (weights {array.shape}); "
-            f"rollout is for self-attention"
+            f"weights: n_kv is {array.shape[-1]} but n_q {array.shape[-2]} "
+            f"(weights {array.shape}); rollout is for self-attention"
         )
     if not 0 <= residual <= 1:
         raise ValueError(f"residual: {residual}, expected 0 to 1")

@@ -103,7 +103,7 @@ def notebook_html(result: Any) -> str | None:
     names = tuple(f"axis {i}" for i in range(array.ndim - 2))
     page = _page(array, queries, keys, names, type(result).__name__, same=False)
     return (
-        f'{line}<iframe sandbox="allow-scripts" srcdoc="{html.escape(page)}" title="attention weights" '
+        f'{line}<iframe sandbox="allow-scripts" srcdoc="{html.escape(page)}" title="weights" '
         f'style="width: 100%; height: {NOTEBOOK_HEIGHT}; border: 0"></iframe>'
     )
 

@@ -31,9 +31,9 @@ def to_text(
 ) -> str:
     """Draw attention weights with characters: a row is a query, a column is a key.
 
-    An empty cell (in colour, the darkest) is weight 0, a full one the largest weight. If the keys do not fit beside
-    each other their tokens are written downwards, and if that is not enough the picture goes on
-    below, with the next keys.
+    An empty cell (in colour, the darkest) is weight 0, a full one the largest weight. If the keys
+    do not fit beside each other their tokens are written downwards, and if that is not enough the
+    picture goes on below, with the next keys.
 
     Parameters
     ----------
