@@ -18,10 +18,10 @@ PYTHON_FILES = sorted(
 
 # A module imports only modules before it.
 LAYERS = [
-    *("_core", "shapes", "arrays", "options", "weights", "viz", "outputs"),
-    *("problem", "packed", "config"),
-    *("projected", "problem_classic", "additive", "multiplicative", "monotonic"),
-    *("dot_product", "varlen", "merge", "rotary", "analysis", "__init__"),
+    *("_core", "shapes", "arrays", "options", "weights", "viz", "outputs", "problem", "packed"),
+    *("config", "projected", "problem_classic", "problem_additive", "additive", "multiplicative"),
+    *("monotonic", "dot_product", "varlen", "merge", "rotary", "analysis"),
+    *("projection", "parameters", "problem_multihead", "multihead", "__init__"),
 ]
 # Programs on top of the package: they use it, and it knows nothing of them.
 EXTRAS = ["bench", "cli", "demo", "demo_sweep", "interop", "__main__"]
@@ -63,7 +63,8 @@ def test_every_module_has_its_layer():
     modules = {p.stem for p in PACKAGE.glob("*.py")} | {
         p.parent.name for p in PACKAGE.glob("*/*.py")
     }
-    assert modules == {*LAYERS[1:], *EXTRAS, "reference", "reference_classic"}
+    references = {"reference", "reference_classic", "reference_multihead"}
+    assert modules == {*LAYERS[1:], *EXTRAS, *references}
 
 
 @pytest.mark.parametrize("module", LAYERS[1:])
@@ -76,6 +77,7 @@ def test_imports_run_one_way(module):
 def test_the_reference_stands_alone():
     assert imports(PACKAGE / "reference.py") == set()
     assert imports(PACKAGE / "reference_classic.py") == {"reference"}
+    assert imports(PACKAGE / "reference_multihead.py") == {"reference"}
 
 
 def test_the_binding_is_the_only_way_to_c_and_imports_no_module():

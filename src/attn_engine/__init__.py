@@ -12,6 +12,7 @@ from .dot_product import (
 )
 from .merge import MergedAttention, merge_attention
 from .monotonic import monotonic_attention
+from .multihead import MultiheadAttention, MultiheadResult
 from .multiplicative import dot_attention, general_attention
 from .outputs import ContextResult
 from .projected import ProjectedKeys
@@ -22,6 +23,8 @@ __all__ = [
     "AttentionResult",
     "ContextResult",
     "MergedAttention",
+    "MultiheadAttention",
+    "MultiheadResult",
     "ProjectedKeys",
     "SelfAttentionResult",
     "__version__",

@@ -38,8 +38,8 @@ def as_array(name: str, value: Any) -> np.ndarray:
         return _from_dlpack(name, value)
     try:
         return np.asarray(value)
-    except ValueError as error:
-        raise ValueError(f"{name}: cannot be read as an array; {error}") from error
+    except (ValueError, TypeError) as error:
+        raise type(error)(f"{name}: cannot be read as an array; {error}") from error
 
 
 def _from_dlpack(name: str, tensor: Any) -> np.ndarray:
@@ -96,6 +96,8 @@ def _way_out(name: str, dtype: np.dtype) -> str:
         return f"convert it, e.g. np.asarray({name}, dtype=np.float32)"
     if dtype.kind == "f":
         return f"convert it, e.g. {name}.astype(np.float64)"
+    if dtype.name.startswith(("float", "int", "uint")):  # of ml_dtypes: float8_e4m3fn, int4
+        return f"convert it, e.g. {name}.astype(np.float32)"
     if dtype.kind == "c":
         return "attention over complex numbers is not defined here"
     return "pass an array of numbers"

@@ -77,7 +77,8 @@ def run_demo(options: argparse.Namespace) -> int:
     steps = worked_sentence()
     print_sentence(steps)
     sys.stdout.flush()
-    with Team(CONTENDERS, options.threads or get_num_threads()) as team:
+    names = [name for name, contender in CONTENDERS.items() if contender.attention]
+    with Team(names, options.threads or get_num_threads()) as team:
         comparisons, left_out = sweep(team, quick=options.quick)
         print_sweep(team, comparisons, left_out)
         if options.json:

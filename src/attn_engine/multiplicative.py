@@ -3,11 +3,10 @@
 import numpy as np
 from numpy.typing import ArrayLike
 
-from . import config, problem_classic
+from . import problem_classic
 from ._core import attend as _attend
-from .arrays import native
+from .config import resolve_threads
 from .outputs import ContextResult, Problem
-from .problem_classic import check_heads, multiplicative, project, states
 
 
 def dot_attention(
@@ -73,15 +72,16 @@ def dot_attention(
     >>> dot_attention([0.9, 0.1, 0.2], states).weights.round(3)
     array([0.464, 0.305, 0.231])
     """
-    threads = config.resolve_threads(num_threads)
-    s = states(query, keys, values)
-    d_s, d_h = s.query.shape[-1], s.keys.shape[-1]
-    if d_s != d_h:
-        raise ValueError(
-            f"query: d_s is {d_s} but keys have d_h {d_h} (query {s.query.shape}, keys "
-            f"{s.keys.shape}); use general_attention with a matrix W of shape ({d_s}, {d_h})"
-        )
-    return _result(multiplicative(s, s.query, 1, mask, key_lengths, out, threads), s)
+    call = problem_classic.dot(
+        query,
+        keys,
+        values,
+        mask=mask,
+        key_lengths=key_lengths,
+        out=out,
+        threads=resolve_threads(num_threads),
+    )
+    return _result(call)
 
 
 def general_attention(
@@ -130,17 +130,22 @@ def general_attention(
     Luong, Pham and Manning, "Effective Approaches to Attention-based Neural Machine Translation",
     2015, equation 8.
     """
-    threads = config.resolve_threads(num_threads)
-    s = states(query, keys, values)
-    transposed = problem_classic.general_matrix(W, s)
-    heads = check_heads(num_heads, d_h=s.keys.shape[-1], d_v=s.values.shape[-1])
-    projected = project(s.query, transposed)
-    return _result(multiplicative(s, projected, heads, mask, key_lengths, out, threads), s)
+    call = problem_classic.general(
+        query,
+        keys,
+        W,
+        values,
+        mask=mask,
+        key_lengths=key_lengths,
+        num_heads=num_heads,
+        out=out,
+        threads=resolve_threads(num_threads),
+    )
+    return _result(call)
 
 
-def _result(call: Problem, s: problem_classic.States) -> ContextResult:
+def _result(call: Problem) -> ContextResult:
     """Run a checked call; results of 16-bit inputs are rounded if they were computed wider."""
     _attend(*call.arguments)
-    dtype = native(s.query.dtype)
-    context = call._replace(output=call.output.astype(dtype, copy=False)).deliver()
-    return ContextResult(context, call.weights.astype(dtype, copy=False))
+    context = call.deliver()
+    return ContextResult(context, call.weights.astype(context.dtype, copy=False))

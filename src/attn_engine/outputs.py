@@ -44,16 +44,17 @@ class ContextResult(NamedTuple):
 
 
 def check_out(
-    out: Any, shape: Shape, dtype: np.dtype, inputs: dict[str, np.ndarray | None]
+    out: Any, shape: Shape, dtype: np.dtype, inputs: dict[str, np.ndarray | None], axes: str
 ) -> None:
-    """`out` can take the result, exactly, without touching an input."""
+    """`out` can take the result, exactly, without touching an input; `axes` are words for `shape`."""
     if out is None:
         return
     if not isinstance(out, np.ndarray) or isinstance(out, np.ma.MaskedArray):
         raise TypeError(f"out: got an object of type {type(out).__name__}, expected a NumPy array")
     if out.shape != shape:
         raise ValueError(
-            f"out: shape {out.shape}, expected {shape}; pass np.empty({shape}, {dtype.name!r})"
+            f"out: shape {out.shape}, expected {shape}, which is {axes}; "
+            f"pass np.empty({shape}, {dtype.name!r})"
         )
     if out.dtype != dtype:
         raise ValueError(

@@ -59,6 +59,10 @@ class ProjectedKeys:
             self._prepare(0)
         return self._exponentials
 
+    def __array__(self, dtype=None, copy=None) -> np.ndarray:
+        """Not an array: functions that take any say so."""
+        raise TypeError("ProjectedKeys are for additive_attention; pass the states, its .keys")
+
     def __reduce__(self) -> tuple:
         """Pickles and copies prepare themselves where they wake up."""
         return ProjectedKeys, (self._keys, self._projected)

@@ -3,6 +3,7 @@
 import numpy as np
 
 from .. import reference
+from .. import reference_classic as classic
 from .cases import Case, Inputs
 
 # Largest error allowed, as a share of the largest right value; every contender must meet it.
@@ -16,11 +17,12 @@ def largest_error(case: Case, inputs: Inputs, result) -> float:
     `result` is the output, or (output, weights) where the case asks for weights; arrays of NumPy
     or torch. Raises ValueError where a shape is wrong.
     """
-    output_shape = (case.batch, case.n_heads, case.n_q, case.d)
-    shapes = [output_shape, (*output_shape[:3], case.n_kv)] if case.weights else [output_shape]
+    rows_shape = inputs.query.shape[:-1]
+    shapes = [(*rows_shape, n) for n in ((case.d, case.n_kv) if case.weights else (case.d,))]
     parts = result if case.weights else [result]
     rows = sampled_rows(case)
-    wanted = [reference_row(case, inputs, *row) for row in rows]
+    answer = classic_row if case.score else reference_row
+    wanted = [answer(case, inputs, *row) for row in rows]
     errors = []
     for index, (part, shape) in enumerate(zip(parts, shapes, strict=True)):
         if tuple(part.shape) != shape:
@@ -32,10 +34,10 @@ def largest_error(case: Case, inputs: Inputs, result) -> float:
 
 
 def sampled_rows(case: Case) -> np.ndarray:
-    """(batch, head, query) of the first row, the last one and some between, the same every time."""
-    shape = (case.batch, case.n_heads, case.n_q)
-    between = np.random.default_rng(1).integers(0, shape, (SAMPLED, 3))
-    return np.vstack([np.zeros(3, int), np.array(shape) - 1, between])
+    """(batch, head, query), or without heads (batch, query): first, last and some between."""
+    shape = (case.batch, case.n_q) if case.score else (case.batch, case.n_heads, case.n_q)
+    between = np.random.default_rng(1).integers(0, shape, (SAMPLED, len(shape)))
+    return np.vstack([np.zeros_like(shape), np.array(shape) - 1, between])
 
 
 def reference_row(case: Case, inputs: Inputs, b: int, h: int, i: int):
@@ -52,6 +54,16 @@ def reference_row(case: Case, inputs: Inputs, b: int, h: int, i: int):
         key_lengths=None if inputs.key_lengths is None else inputs.key_lengths[b],
     )
     return row.output[0], row.weights[0]
+
+
+def classic_row(case: Case, inputs: Inputs, b: int, i: int):
+    """(context, weights) of decoder step i alone."""
+    query, key, value = inputs.query[b, i], inputs.key[b], inputs.value[b]
+    if case.score == "additive":
+        return classic.additive_attention(query, key, None, None, inputs.vector, value)
+    if case.score == "concat":
+        return classic.concat_attention(query, key, inputs.matrix, inputs.vector, value)
+    return classic.general_attention(query, key, inputs.matrix, value)
 
 
 def _as_float64(row) -> np.ndarray:
