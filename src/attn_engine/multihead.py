@@ -12,8 +12,8 @@ from numpy.typing import ArrayLike, DTypeLike
 from . import config
 from .arrays import SUPPORTED, as_floats, compute_type, dtype_code, native
 from .dot_product import scaled_dot_product_attention
-from .outputs import weights_html
 from .options import check_count, check_flag, check_share
+from .outputs import weights_html
 from .parameters import (
     check_parameters,
     initial_parameters,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 OPEN_BOX = "\u2423"  # a space at an end, which many tokenizers make
+CIRCLE = "\u25cc"  # what a mark sits on that has no letter before it
 # Characters without a shape of their own that must stay: they join letters, or keep them apart.
 JOINERS = "\u200c\u200d"
 WIDEST = 24  # columns of a label; a longer one is cut
@@ -17,7 +18,9 @@ def shown(token: str) -> str:
     inner = token.strip(" ")
     left = len(token) - len(token.lstrip(" ")) if inner else len(token)
     right = len(token) - left - len(inner)
-    return OPEN_BOX * left + "".join(map(_visible, inner)) + OPEN_BOX * right or "(empty)"
+    carrier = CIRCLE if inner and columns(inner[0]) == 0 else ""
+    text = carrier + "".join(map(_visible, inner))
+    return OPEN_BOX * left + text + OPEN_BOX * right or "(empty)"
 
 
 def _visible(character: str) -> str:
