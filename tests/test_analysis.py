@@ -2,6 +2,9 @@
 
 import itertools
 import math
+import re
+import runpy
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -256,3 +259,12 @@ def test_checks_refuse_what_does_not_belong_together(check):
 def test_permutation_test_refuses_none():
     with pytest.raises(ValueError, match="n_permutations: 0, expected at least 1"):
         analysis.permutation_test(WEIGHTS, VALUES, n_permutations=0)
+
+
+def test_the_page_on_explanations_runs(tmp_path):
+    page = Path(__file__).parents[1] / "docs" / "weights-are-not-explanations.md"
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    assert len(blocks) == 3
+    program = tmp_path / "page.py"
+    program.write_text("\n".join(blocks), encoding="utf-8")
+    runpy.run_path(str(program))

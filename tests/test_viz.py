@@ -179,6 +179,12 @@ def test_text_averages_heads_or_shows_one():
     assert to_text(heads, ["a", "b"], head=1) == to_text(heads[1], ["a", "b"])
 
 
+def test_a_mark_alone_sits_on_a_circle():
+    alone = ["\u093e", "\u094d", "\u0301", "\u200c", " \u0301"]
+    assert [shown(t) for t in alone] == [*("\u25cc" + t for t in alone[:4]), "\u2423\u25cc\u0301"]
+    assert shown("का") == "का"
+
+
 def test_nothing_unseen_is_shown():
     for code in [
         *range(0xA0),

@@ -18,8 +18,9 @@ def shown(token: str) -> str:
     inner = token.strip(" ")
     left = len(token) - len(token.lstrip(" ")) if inner else len(token)
     right = len(token) - left - len(inner)
-    carrier = CIRCLE if inner and columns(inner[0]) == 0 else ""
-    text = carrier + "".join(map(_visible, inner))
+    text = "".join(map(_visible, inner))
+    if inner and (inner[0] in JOINERS or unicodedata.category(inner[0]).startswith("M")):
+        text = CIRCLE + text
     return OPEN_BOX * left + text + OPEN_BOX * right or "(empty)"
 
 
