@@ -175,3 +175,17 @@ void attn_describe(const attn_problem *p, attn_description *d) {
         .split_kv = decode ? SPLIT_KV : 0,
         .scratch_bytes = (plan.scratch.reals * plan.threads + plan.shared_reals) * plan.real_bytes};
 }
+
+void attn_describe_additive(const attn_additive_problem *a, attn_description *d) {
+    const attn_plan plan = attn_plan_additive(a);
+    *d = (attn_description){.kernel = "additive",
+                            .label = plan.kernel->label,
+                            .isa = attn_isa_name(attn_get_isa()),
+                            .threads = plan.threads,
+                            .tasks = plan.n_tasks,
+                            .block_q = plan.rows,
+                            .block_kv = KEY_GROUP,
+                            .key_blocks = (a->attention.n_kv + KEY_GROUP - 1) / KEY_GROUP,
+                            .splits = 1,
+                            .scratch_bytes = plan.scratch.reals * plan.threads * plan.real_bytes};
+}

@@ -121,11 +121,51 @@ def test_tensors_come_in_directly():
         layer(tensors[0].requires_grad_(), *tensors[1:])
 
 
+# --- known disagreements: the rows of docs/disagreements.md about torch's module -------------------
+
+
 def test_what_torch_answers_for_a_row_that_sees_no_key():
-    """NaN with weights: the one rule that is not followed."""
+    """NaN with weights, the output's bias without."""
     layer, arguments = Call.of(make_layer(batch_first=True))
     arguments["key_padding_mask"] = np.array([[False] * 6, [True] * 6])
     output, weights = run_torch(to_torch(layer), arguments)
     assert np.isnan(output[1]).all() and np.isnan(weights[1]).all()
+    output, _ = run_torch(to_torch(layer), arguments, need_weights=False)
+    np.testing.assert_array_equal(output[1], np.tile(layer.out_proj.bias, (4, 1)))
     ours = layer(**arguments)
     assert (ours.weights[1] == 0).all() and (ours.output[1] == layer.out_proj.bias).all()
+
+
+def test_what_torch_makes_of_is_causal():
+    """An error without a mask; what the layer adds is hidden, but only without weights."""
+    layer, arguments = Call.of(make_layer(batch_first=True, add_bias_kv=True))
+    module = to_torch(layer)
+    tensors = [torch.from_numpy(x) for x in arguments.values()]
+    with pytest.raises(RuntimeError, match="Need attn_mask"):
+        module(*tensors, is_causal=True)
+    later = ~np.tri(4, 6, dtype=bool)
+    options = {"attn_mask": torch.from_numpy(later), "is_causal": True}
+    with torch.inference_mode():
+        usual, _ = module(*tensors, **options)
+        other, _ = module(*tensors, **options, need_weights=False)
+    assert np.abs((usual - other).numpy()).max() > 0.01
+    ours = layer(**arguments, is_causal=True)
+    np.testing.assert_allclose(ours.output, usual.numpy(), rtol=0, atol=1e-5)
+
+
+def test_what_torch_makes_of_two_lowest_numbers():
+    layer, arguments = Call.of(make_layer(batch_first=True))
+    lowest = np.finfo(np.float32).min
+    arguments |= {"attn_mask": np.full((4, 6), lowest), "key_padding_mask": np.full((2, 6), lowest)}
+    assert np.isnan(run_torch(to_torch(layer), arguments)[1]).all()
+    np.testing.assert_allclose(layer(**arguments).weights, 1 / 6, rtol=1e-6)
+
+
+def test_what_torch_does_in_training_mode():
+    """A new module is in it, and its weights are those after dropout."""
+    module = torch.nn.MultiheadAttention(4, 1, dropout=0.5)
+    assert module.training and not MultiheadAttention(4, 1, dropout=0.5).training
+    x = torch.ones(20, 1, 4)
+    _, weights = module(x, x, x)
+    assert (weights == 0).any()
+    assert (MultiheadAttention.from_torch(module).train()(x, x, x).weights > 0).all()

@@ -160,7 +160,9 @@ def test_ratio_and_share_are_what_they_say():
 # ---- cases
 
 
-@pytest.mark.parametrize("case", [small(c) for c in CASES if c.score is None], ids=lambda c: c.name)
+@pytest.mark.parametrize(
+    "case", [small(c) for c in CASES if not (c.score or c.layer)], ids=lambda c: c.name
+)
 def test_dense_mask_and_flops_agree_with_the_reference(case):
     inputs = make_inputs(case)
     attention = reference.scaled_dot_product_attention(
@@ -203,6 +205,13 @@ def test_work_of_the_cases_with_scores_of_their_own():
     assert additive.flops == dot.flops == 4 * pairs * 256
     assert general.flops == dot.flops + products * 32
     assert concat.flops == dot.flops + products * (32 + 128)
+
+
+def test_work_of_a_layer():
+    """Four products with square matrices beside attention."""
+    layer = next(case for case in CASES if case.layer)
+    attention = replace(layer, layer=False)
+    assert layer.flops == attention.flops + 4 * 2 * (8 * 128) * 768 * 768
 
 
 def test_the_compiled_formula_is_right():

@@ -2,7 +2,7 @@
 
 from ._core import version as __version__
 from .additive import additive_attention, concat_attention, project_keys
-from .config import explain, get_isa, get_num_threads, set_isa, set_num_threads, show_config
+from .config import get_isa, get_num_threads, set_isa, set_num_threads, show_config
 from .dot_product import (
     AttentionResult,
     SelfAttentionResult,
@@ -15,6 +15,7 @@ from .monotonic import monotonic_attention
 from .multihead import MultiheadAttention, MultiheadResult
 from .multiplicative import dot_attention, general_attention
 from .outputs import ContextResult
+from .plans import explain
 from .projected import ProjectedKeys
 from .rotary import rotary_embedding
 from .varlen import scaled_dot_product_attention_varlen

@@ -8,9 +8,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from . import _core, problem
+from . import _core
 from .options import check_threads
 
 _THREADS_VARIABLE = "ATTN_ENGINE_NUM_THREADS"
@@ -135,52 +134,6 @@ def show_config(mode: str = "stdout") -> dict[str, Any] | None:
         return config
     print("\n".join(_as_lines(config)))
     return None
-
-
-def explain(
-    query: ArrayLike,
-    key: ArrayLike,
-    value: ArrayLike,
-    attn_mask: ArrayLike | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    *,
-    num_threads: int | None = None,
-    **options: Any,
-) -> dict[str, Any]:
-    """Say how `scaled_dot_product_attention` would run a call, without running it.
-
-    Parameters
-    ----------
-    query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, num_threads, **options
-        The arguments of the call.
-
-    Returns
-    -------
-    dict
-        The plan: which kernel and tier, how many threads and tasks, block sizes, key splits and
-        bytes of scratch space.
-
-    Raises
-    ------
-    ValueError, TypeError
-        As the call would.
-    """
-    call = problem.attention(
-        query,
-        key,
-        value,
-        attn_mask,
-        dropout_p,
-        is_causal,
-        scale,
-        enable_gqa,
-        threads=resolve_threads(num_threads),
-        **options,
-    )
-    return _core.explain(*call.arguments)
 
 
 def cpu_quota(root: Path = Path("/")) -> int:

@@ -159,9 +159,11 @@ def additive(
         location = _shaped("location", location, shape, words, s.query)
     mask = check_mask(mask, s)
     lengths = check_key_lengths(key_lengths, s)
-    inputs = {"query": s.query, "keys": s.keys, "values": s.values, "mask": mask}
-    inputs |= {"bias": bias, "location": location} | dict(zip(names, (W_a, U_a, v), strict=True))
-    check_out(out, s.context_shape, native(s.query.dtype), inputs, s.context_axes)
+    if out is not None:
+        inputs = {"query": s.query, "keys": s.keys, "values": s.values, "mask": mask}
+        inputs |= {"bias": bias, "location": location}
+        inputs |= dict(zip(names, (W_a, U_a, v), strict=True))
+        check_out(out, s.context_shape, native(s.query.dtype), inputs, s.context_axes)
     arguments = s, prepared, W_a, U_a, v, bias, location, mask, lengths, heads
     return _additive_problem(*arguments, out, threads)
 

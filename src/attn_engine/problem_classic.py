@@ -118,10 +118,12 @@ def project(array: np.ndarray, matrix: np.ndarray | None) -> np.ndarray:
     array = array.astype(compute, copy=False)
     if matrix is None:
         return walkable(array)
-    rows = array.reshape(prod(array.shape[:-1]), array.shape[-1])  # one product is the fastest
+    *leading, d = array.shape
+    if len(leading) > 1 and leading[0] > 1:  # one product is faster than one for each entry
+        array = array.reshape(prod(leading), d)
     with np.errstate(all="ignore"):  # padding may hold anything, infinities included
-        projected = rows @ matrix.T.astype(compute, copy=False)
-    return projected.reshape(*array.shape[:-1], len(matrix))
+        projected = array @ matrix.T.astype(compute, copy=False)
+    return projected.reshape(*leading, len(matrix))
 
 
 def check_mask(mask: Any, s: States) -> np.ndarray | None:
@@ -228,8 +230,9 @@ def _multiplicative(
     dtype, shape = native(s.query.dtype), s.context_shape
     mask = check_mask(mask, s)
     lengths = check_key_lengths(key_lengths, s)
-    inputs = {"query": s.query, "keys": s.keys, "values": s.values, "mask": mask}
-    check_out(out, shape, dtype, inputs | {"W": matrix}, s.context_axes)
+    if out is not None:
+        inputs = {"query": s.query, "keys": s.keys, "values": s.values, "mask": mask, "W": matrix}
+        check_out(out, shape, dtype, inputs, s.context_axes)
 
     computed = dtype if matrix is None else compute_type(dtype)
     batch, n_q = s.batch or (1,), s.steps or (1,)

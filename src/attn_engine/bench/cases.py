@@ -13,7 +13,7 @@ class Case:
     """One problem: query (batch, n_heads, n_q, d), key and value (batch, n_kv_heads, n_kv, d).
 
     At most one of the hiding fields is used, `window_left` together with `is_causal`. With `score`
-    nothing is hidden and there is no axis of heads.
+    or `layer` nothing is hidden and there is no axis of heads.
     """
 
     name: str
@@ -31,6 +31,7 @@ class Case:
     weights: bool = False  # output and weights are asked for
     score: str | None = None  # of recurrent networks: "additive", "concat", "general" or "dot"
     prepared: bool = False  # what can be done with additive keys alone has been done
+    layer: bool = False  # self-attention with its projections, of (batch, n, n_heads * d)
 
     @property
     def is_decode(self) -> bool:
@@ -48,7 +49,10 @@ class Case:
         else:
             pairs = self.batch * self.n_q * self.n_kv
         projected = {"concat": self.n_q + self.n_kv, "general": self.n_q}.get(self.score, 0)
-        return 4 * self.n_heads * pairs * self.d + 2 * self.batch * projected * self.d**2
+        projections = 2 * self.batch * projected * self.d**2
+        if self.layer:
+            projections = 8 * self.batch * self.n_q * (self.n_heads * self.d) ** 2
+        return 4 * self.n_heads * pairs * self.d + projections
 
     @property
     def tanhs(self) -> int:
@@ -67,6 +71,11 @@ class Case:
         """Bytes that must move at least: query, key, value and output once."""
         items = 2 * self.batch * self.n_heads * self.n_q * self.d
         return self.kv_bytes + items * ITEM_BYTES[self.dtype]
+
+
+def multihead(name: str, batch: int, n: int, n_heads: int, d: int, **more) -> Case:
+    """A case of a multi-head layer in self-attention."""
+    return Case(name, batch, n_heads, n_heads, n, n, d, layer=True, **more)
 
 
 def classic(name: str, batch: int, n_q: int, n_kv: int, d: int, **more) -> Case:
@@ -102,6 +111,8 @@ CASES = (
     Case("decode_4k_gqa4_bf16", 1, 32, 8, 1, 4096, 128, dtype="bfloat16"),
     Case("prefill_1k_d64_f64", 1, 8, 8, 1024, 1024, 64, dtype="float64"),
     Case("weights_512_d64", 1, 12, 12, 512, 512, 64, weights=True),
+    multihead("mha_8x128x768", 8, 128, 12, 64),
+    multihead("mha_weights_8x128x768", 8, 128, 12, 64, weights=True),
     # batch, T_dec, T_enc and d_attn = d_s = d_h; query and keys of additive cases are projected
     classic("additive_step_1x1x128_d256", 1, 1, 128, 256),
     classic("additive_step_prepared_1x1x128_d256", 1, 1, 128, 256, prepared=True),
@@ -130,6 +141,7 @@ class Inputs(NamedTuple):
         None  # W (d_s, d_h) of "general", W_c (d_attn, d_s + d_h) of "concat"
     )
     vector: np.ndarray | None = None  # v (d_attn,)
+    parameters: dict[str, np.ndarray] | None = None  # of a layer, under torch's names
 
 
 def make_inputs(case: Case) -> Inputs:
@@ -143,6 +155,16 @@ def make_inputs(case: Case) -> Inputs:
     def normal(*shape):
         return rng.standard_normal(shape, np.float32).astype(dtype)
 
+    if case.layer:
+        x = normal(case.batch, case.n_q, case.n_heads * case.d)
+        size = x.shape[-1]
+        parameters = {
+            "in_proj_weight": normal(3 * size, size) * dtype.type(size**-0.5),
+            "in_proj_bias": normal(3 * size),
+            "out_proj.weight": normal(size, size) * dtype.type(size**-0.5),
+            "out_proj.bias": normal(size),
+        }
+        return Inputs(x, x, x, parameters=parameters)
     heads, kv_heads = ((), ()) if case.score else ((case.n_heads,), (case.n_kv_heads,))
     query = normal(case.batch, *heads, case.n_q, case.d)
     key, value = (normal(case.batch, *kv_heads, case.n_kv, case.d) for _ in range(2))

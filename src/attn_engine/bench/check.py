@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from .. import reference
+from .. import reference, reference_multihead
 from .. import reference_classic as classic
 from .cases import Case, Inputs
 
@@ -18,10 +18,11 @@ def largest_error(case: Case, inputs: Inputs, result) -> float:
     or torch. Raises ValueError where a shape is wrong.
     """
     rows_shape = inputs.query.shape[:-1]
-    shapes = [(*rows_shape, n) for n in ((case.d, case.n_kv) if case.weights else (case.d,))]
+    d = inputs.query.shape[-1]
+    shapes = [(*rows_shape, n) for n in ((d, case.n_kv) if case.weights else (d,))]
     parts = result if case.weights else [result]
     rows = sampled_rows(case)
-    answer = classic_row if case.score else reference_row
+    answer = classic_row if case.score else layer_row if case.layer else reference_row
     wanted = [answer(case, inputs, *row) for row in rows]
     errors = []
     for index, (part, shape) in enumerate(zip(parts, shapes, strict=True)):
@@ -35,7 +36,8 @@ def largest_error(case: Case, inputs: Inputs, result) -> float:
 
 def sampled_rows(case: Case) -> np.ndarray:
     """(batch, head, query), or without heads (batch, query): first, last and some between."""
-    shape = (case.batch, case.n_q) if case.score else (case.batch, case.n_heads, case.n_q)
+    heads = () if case.score or case.layer else (case.n_heads,)
+    shape = (case.batch, *heads, case.n_q)
     between = np.random.default_rng(1).integers(0, shape, (SAMPLED, len(shape)))
     return np.vstack([np.zeros_like(shape), np.array(shape) - 1, between])
 
@@ -64,6 +66,15 @@ def classic_row(case: Case, inputs: Inputs, b: int, i: int):
     if case.score == "concat":
         return classic.concat_attention(query, key, inputs.matrix, inputs.vector, value)
     return classic.general_attention(query, key, inputs.matrix, value)
+
+
+def layer_row(case: Case, inputs: Inputs, b: int, i: int):
+    """(output, weights averaged over heads) of query i alone."""
+    query, key = inputs.query[b, i : i + 1], inputs.key[b]
+    output, weights = reference_multihead.multihead_attention(
+        inputs.parameters, query, key, key, case.n_heads
+    )
+    return output[0], weights.mean(0)[0]
 
 
 def _as_float64(row) -> np.ndarray:

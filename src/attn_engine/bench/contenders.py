@@ -3,7 +3,7 @@
 A contender is a function of (case, inputs, threads) that does all one-time work and returns a call
 without arguments: what is timed. The call returns the output (batch, n_heads, n_q, d), or
 (output, weights) where the case asks for weights, as arrays of NumPy or torch. Cases of recurrent
-networks have functions of their own, in formulas.py.
+networks and whole layers have functions of their own, in formulas.py and layers.py.
 """
 
 import importlib
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from . import formulas
+from . import formulas, layers
 from .cases import Case, Inputs, Unsupported, dense_mask
 
 ENGINE = "attn_engine"
@@ -166,24 +166,31 @@ class Contender:
     modules: tuple[str, ...]
     attention: Callable[[Case, Inputs, int], Callable] | None
     classic: Callable[[Case, Inputs, int], Callable] | None
+    layer: Callable[[Case, Inputs, int], Callable] | None
 
     def prepare(self, case: Case, inputs: Inputs, threads: int) -> Callable:
         """The call to time."""
-        prepare = self.classic if case.score else self.attention
+        prepare = self.classic if case.score else self.layer if case.layer else self.attention
         if prepare is None:
-            raise Unsupported(f"no {case.score} scores" if case.score else "scores of its own only")
+            kind = f"{case.score} scores" if case.score else "layer" if case.layer else "attention"
+            raise Unsupported(f"no {kind}")
         return prepare(case, inputs, threads)
 
 
 CONTENDERS = {
-    ENGINE: Contender(("attn_engine",), prepare_attn_engine, formulas.prepare_attn_engine),
-    "torch": Contender(("torch",), prepare_torch, formulas.prepare_torch),
-    "torch.compile": Contender(("torch",), None, formulas.prepare_compiled),
-    "onnxruntime": Contender(
-        ("onnxruntime", "onnx"), prepare_onnxruntime, formulas.prepare_onnxruntime
+    ENGINE: Contender(
+        ("attn_engine",),
+        prepare_attn_engine,
+        formulas.prepare_attn_engine,
+        layers.prepare_attn_engine,
     ),
-    "openvino": Contender(("openvino",), prepare_openvino, formulas.prepare_openvino),
-    "numpy": Contender(("numpy",), prepare_numpy, formulas.prepare_numpy),
+    "torch": Contender(("torch",), prepare_torch, formulas.prepare_torch, layers.prepare_torch),
+    "torch.compile": Contender(("torch",), None, formulas.prepare_compiled, None),
+    "onnxruntime": Contender(
+        ("onnxruntime", "onnx"), prepare_onnxruntime, formulas.prepare_onnxruntime, None
+    ),
+    "openvino": Contender(("openvino",), prepare_openvino, formulas.prepare_openvino, None),
+    "numpy": Contender(("numpy",), prepare_numpy, formulas.prepare_numpy, layers.prepare_numpy),
 }
 
 
@@ -197,6 +204,6 @@ def find_contender(name: str) -> tuple[Contender, str]:
     else:
         module, _, function = name.partition(":")
         prepare = getattr(importlib.import_module(module), function)
-        contender = Contender((module,), prepare, prepare)
+        contender = Contender((module,), prepare, prepare, prepare)
     modules = [importlib.import_module(module) for module in contender.modules]
     return contender, str(getattr(modules[0], "__version__", "unknown"))
