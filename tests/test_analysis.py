@@ -1,5 +1,6 @@
 """Summaries of weights and the two checks, against loops and numbers worked by hand."""
 
+import doctest
 import itertools
 import math
 import re
@@ -12,6 +13,7 @@ import pytest
 
 import attn_engine
 from attn_engine import analysis
+from attn_engine.viz import page, text
 
 # Two heads of three queries and four keys; the last query of the second head sees no key.
 WEIGHTS = np.array(
@@ -261,9 +263,15 @@ def test_permutation_test_refuses_none():
         analysis.permutation_test(WEIGHTS, VALUES, n_permutations=0)
 
 
+@pytest.mark.parametrize("module", [analysis.checks, analysis.summaries, page, text])
+def test_examples_of_docstrings(module):
+    failed, attempted = doctest.testmod(module)
+    assert attempted > 1 and failed == 0
+
+
 def test_the_page_on_explanations_runs(tmp_path):
-    page = Path(__file__).parents[1] / "docs" / "weights-are-not-explanations.md"
-    blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    source = Path(__file__).parents[1] / "docs" / "weights-are-not-explanations.md"
+    blocks = re.findall(r"```python\n(.*?)```", source.read_text(encoding="utf-8"), re.DOTALL)
     assert len(blocks) == 3
     program = tmp_path / "page.py"
     program.write_text("\n".join(blocks), encoding="utf-8")

@@ -43,6 +43,7 @@ def total_variation(p: np.ndarray, q: np.ndarray) -> np.ndarray:
     Returns
     -------
     ndarray, shape (...)
+        Also the largest difference in the probability of any set of classes.
 
     References
     ----------
@@ -67,7 +68,7 @@ def permutation_test(
     seed: int = 0,
     distance: Distance | None = None,
 ) -> Permutations:
-    r"""Shuffle the weights of each row among its keys: how far does the output move?
+    r"""Shuffle the weights of each row among its keys, and measure how far the output moves.
 
     .. math:: d_{pi} = \| \pi_p(w_i)\, V - w_i V \|
 
@@ -146,7 +147,7 @@ def ablation(
     mask: ArrayLike | None = None,
     distance: Distance | None = None,
 ) -> Ablations:
-    r"""Hide one key at a time: does the output follow the weights?
+    r"""Hide one key at a time, and see whether the output follows the weights.
 
     .. math:: d_{ij} = \Big\| \frac{1}{1 - w_{ij}} \sum_{k \ne j} w_{ik} v_k - w_i V \Big\|
 
@@ -154,8 +155,11 @@ def ablation(
 
     Parameters
     ----------
-    weights, values, mask, distance
-        As in `permutation_test`.
+    weights : array_like, shape (..., n_q, n_kv)
+    values : array_like, shape (..., n_kv, d_v)
+    mask : array_like of bool, optional
+    distance : callable, optional
+        All as in `permutation_test`.
 
     Returns
     -------
