@@ -76,6 +76,8 @@ def test_top_k_refuses_more_keys_than_there_are(k):
 
 def test_hard_alignment_is_the_first_of_the_largest_and_minus_one_for_nothing():
     assert analysis.hard_alignment(WEIGHTS).tolist() == [[3, 0, 0], [1, 0, -1]]
+    ties = np.tile([[1.0, 2.0]], (1, 100)) / 300
+    assert analysis.top_k(ties, 100).indices[0].tolist() == [*range(1, 200, 2)]
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
@@ -201,6 +203,7 @@ def test_ablation_is_what_masking_a_key_does():
         without = attn_engine.scaled_dot_product_attention(query, key, value, mask)
         expected = np.linalg.norm(without - result.output, axis=-1)
         np.testing.assert_allclose(moved[..., j], expected, rtol=1e-9, atol=1e-12)
+    assert not moved[:, ~causal].any()
 
 
 def kendall(a, b):

@@ -165,6 +165,9 @@ def test_values_on_hover_over_words_and_the_map(visit):
     assert page.locator("#tip").text_content() == "studies → deep learning: 0.550"
     page.locator("#map").click(position={"x": 2, "y": box["height"] - 3})
     assert chosen(page) == ["carefully"]
+    assert page.locator("#tip").is_hidden()  # it was about another row
+    page.locator("#map").hover()
+    assert page.locator("#tip").is_visible()
     page.locator("h1").hover()
     assert page.locator("#tip").is_hidden()
 
@@ -244,6 +247,8 @@ def test_a_phone_scrolls_down_only(visit):
     tokens = [*MIXED, "a" * 200]
     page = visit(to_html(np.eye(len(tokens)), tokens), viewport={"width": 360, "height": 740})
     assert page.evaluate("document.documentElement.scrollWidth") == 360
+    for part in ("#queries", ".table"):
+        assert page.locator(part).evaluate("part => part.scrollWidth <= part.clientWidth")
 
 
 @needs_browser
@@ -309,7 +314,9 @@ def test_a_notebook_shows_results_with_weights(call):
 def test_a_notebook_keeps_the_ordinary_text_where_there_is_nothing_to_draw():
     assert attention(return_lse=True)._repr_html_() is None
     result = attention(return_weights=True)
-    assert result._replace(weights=result.weights * np.nan)._repr_html_() is None
+    broken = result.weights.copy()
+    broken[0, 0, 0, 0] = np.nan
+    assert result._replace(weights=broken)._repr_html_() is None
     assert result._replace(weights=np.zeros((2, 3, 0, 4)))._repr_html_().startswith("<p>Attention")
     large = result._replace(weights=np.zeros((1, 12, 512, 512), np.float32))._repr_html_()
     assert "to_html" in large and len(large) < 500
