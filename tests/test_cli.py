@@ -98,6 +98,23 @@ def test_bad_command_line_is_one_line_and_exit_code_2(arguments, named, capsys):
     assert named in output.err
 
 
+@pytest.mark.parametrize("module", ["attn_engine.cli", "attn_engine"])
+@pytest.mark.parametrize("name", ["ATTN_ENGINE_ISA", "ATTN_ENGINE_NUM_THREADS"])
+def test_bad_environment_is_one_line_and_exit_code_2(module, name):
+    command = [sys.executable, "-m", module, *(["info"] if module.endswith("cli") else [])]
+    run = subprocess.run(
+        command,
+        env=os.environ | {name: "sse9"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (run.returncode, run.stdout) == (2, "")
+    assert run.stderr.count("\n") == 1
+    assert f"error: {name}: " in run.stderr
+
+
 class NoTeam:
     """Stands for the processes where only what comes after them is tested."""
 

@@ -207,8 +207,23 @@ def test_isa_from_environment(tier):
     assert run("-c", code, ATTN_ENGINE_ISA=tier) == f"{tier} {tier} ATTN_ENGINE_ISA"
 
 
-def test_unknown_isa_in_environment_is_an_error():
-    error = run("-c", "import attn_engine", expect_failure=True, ATTN_ENGINE_ISA="sse9")
+@pytest.mark.parametrize(
+    "use",
+    [
+        "get_isa()",
+        "set_isa('scalar')",
+        "show_config()",
+        "softmax(x)",
+        "scaled_dot_product_attention(x, x, x)",
+        "explain(x, x, x)",
+        "dot_attention(x, x, num_threads=1)",
+        "project_keys(x, None)",
+        "ProjectedKeys(x, x)",
+    ],
+)
+def test_unknown_isa_in_environment_is_an_error_of_every_use(use):
+    code = f"import attn_engine, numpy as np; x = np.ones((2, 2)); attn_engine.{use}"
+    error = run("-c", code, expect_failure=True, ATTN_ENGINE_ISA="sse9")
     assert "ValueError: ATTN_ENGINE_ISA: 'sse9' is not in this build" in error
     assert ", ".join(TIERS) in error
 

@@ -10,6 +10,7 @@ from oracle import assert_same_bits
 
 from attn_engine import MultiheadAttention, scaled_dot_product_attention
 from attn_engine.problem_multihead import check_inputs, engine_masks
+from attn_engine.projection import project_inputs
 
 # Of results of size 1 or so, after products with sums of a dozen terms.
 TOLERANCE = {"float64": 1e-12, "float32": 1e-5, "float16": 3e-3, "bfloat16": 2e-2}
@@ -98,12 +99,22 @@ def test_strides_byte_order_and_lists_give_the_same_bits():
 
 
 def test_one_tensor_for_all_is_one_product():
-    """One object passed three times gives what its copies give."""
+    """One object passed two or three times gives what its copies give."""
     layer = make_layer(dtype=np.float64, num_heads=4, num_kv_heads=2)
     x = make_inputs(layer)[0]
     assert_result(layer(x, x, x), layer(x, x.copy(), x.copy()))
+    assert_result(layer(x, x, x), layer(x, *[x.copy()] * 2))
+    assert_result(layer(x, x, x), layer(x, x, x.copy()))
     listed = x.tolist()
     assert_same_result(layer(listed, listed, listed), layer(x, x, x))
+
+
+def test_one_tensor_is_multiplied_once():
+    x, y, weights = np.ones((2, 3, 4)), np.ones((2, 3, 4)), np.ones((12, 4))
+    query, key, value = project_inputs((x, x, x), weights, None, (4, 4), 1)
+    assert np.may_share_memory(query, key) and np.may_share_memory(key, value)
+    query, key, value = project_inputs((y, x, x), weights, None, (4, 4), 1)
+    assert np.may_share_memory(key, value) and not np.may_share_memory(query, key)
 
 
 @pytest.mark.parametrize("empty", [{"n_q": 0}, {"n_kv": 0}, {"batch": 0}], ids=str)

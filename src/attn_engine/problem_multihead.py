@@ -147,15 +147,20 @@ def engine_masks(
         if (padding == (np.arange(n_kv) >= lengths[:, None])).all():
             options["key_lengths"] = lengths + added
         else:  # every query is of document 0, every ignored key of document 1
-            documents = np.pad(padding.astype(np.int64), ((0, 0), (added, 0)))
+            documents = _after(added, 0, padding.astype(np.int64))
             options["segment_ids"] = (np.zeros((batch, n_q), np.int64), documents)
     if mask is not None:
-        if added:
-            mask = np.broadcast_to(mask, (*mask.shape[:-1], n_kv))
-            seen = mask.dtype == bool  # True for a bool mask, a bias of 0 for another
-            mask = np.pad(mask, [*[(0, 0)] * (mask.ndim - 1), (added, 0)], constant_values=seen)
-        options["attn_mask"] = mask
+        mask = np.broadcast_to(mask, (*mask.shape[:-1], n_kv)) if added else mask
+        seen = mask.dtype == bool  # True, or a bias of 0
+        options["attn_mask"] = _after(added, seen, mask)
     return options
+
+
+def _after(added: int, number: int, array: np.ndarray) -> np.ndarray:
+    """`array` behind as many columns of a number."""
+    if not added:
+        return array
+    return np.concatenate([np.full((*array.shape[:-1], added), number, array.dtype), array], -1)
 
 
 def _padding_mask(value: Any, batch: int, n_kv: int, batched: bool) -> np.ndarray | None:

@@ -29,16 +29,20 @@ def project_inputs(
 
     `sizes` are the rows of weights and bias for queries, and for keys as for values.
     """
-    ends = [sizes[0], sum(sizes)]
-    query, key, value = tensors
-    if isinstance(weights, np.ndarray):
-        if query is key and key is value:
-            return np.split(project(query, weights, bias, num_threads), ends, -1)
-        weights = np.split(weights, ends)
-    biases = (None, None, None) if bias is None else np.split(bias, ends)
-    return [
-        project(*operands, num_threads) for operands in zip(tensors, weights, biases, strict=True)
-    ]
+    n_q, n_kv = sizes
+    cuts = (0, n_q, n_q + n_kv, n_q + 2 * n_kv)
+    packed = isinstance(weights, np.ndarray)
+    parts: list[np.ndarray] = []
+    while len(parts) < 3:
+        first = last = len(parts)
+        while packed and last < 2 and tensors[last + 1] is tensors[first]:
+            last += 1
+        rows = slice(cuts[first], cuts[last + 1])
+        weight = weights[rows] if packed else weights[first]
+        product = project(tensors[first], weight, None if bias is None else bias[rows], num_threads)
+        for i in range(first, last + 1):
+            parts.append(product[..., cuts[i] - rows.start : cuts[i + 1] - rows.start])
+    return parts
 
 
 def with_rows(rows: list[np.ndarray], x: np.ndarray, axis: int) -> np.ndarray:
