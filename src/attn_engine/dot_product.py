@@ -8,6 +8,7 @@ from numpy.typing import ArrayLike
 from . import config, problem
 from ._core import attend as _attend
 from ._core import softmax as _softmax
+from .outputs import weights_html
 from .problem import plain_attention as _plain_attention
 
 
@@ -17,6 +18,7 @@ class AttentionResult(NamedTuple):
     output: np.ndarray
     weights: np.ndarray | None
     lse: np.ndarray | None
+    _repr_html_ = weights_html
 
 
 class SelfAttentionResult(NamedTuple):
@@ -24,6 +26,7 @@ class SelfAttentionResult(NamedTuple):
 
     output: np.ndarray
     weights: np.ndarray
+    _repr_html_ = weights_html
 
 
 def scaled_dot_product_attention(

@@ -13,6 +13,7 @@ from . import config
 from .arrays import SUPPORTED, as_floats, compute_type, dtype_code, native
 from .dot_product import scaled_dot_product_attention
 from .options import check_count, check_flag, check_share
+from .outputs import weights_html
 from .parameters import (
     check_parameters,
     initial_parameters,
@@ -30,6 +31,7 @@ class MultiheadResult(NamedTuple):
 
     output: np.ndarray
     weights: np.ndarray | None
+    _repr_html_ = weights_html
 
 
 class MultiheadAttention:
