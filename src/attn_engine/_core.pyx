@@ -21,17 +21,20 @@ ISAS = tuple([attn_isa_name(<attn_isa>i).decode() for i in range(ATTN_ISA_COUNT)
 DTYPES = tuple([attn_dtype_name(<attn_dtype>i).decode() for i in range(ATTN_DTYPE_COUNT)])
 UNBOUNDED = ATTN_UNBOUNDED
 GROUP = KEY_GROUP
+KEY_TILE = ATTN_KEY_TILE
 
 # Arrays of one call, in the order of attend's arguments.
 cdef enum:
     QUERY, KEY, VALUE, OUT, WEIGHTS, LSE, MASK, MASK_OFFSETS, QUERY_LENGTHS, KEY_LENGTHS, OFFSETS
     SLOPES, SINKS, QUERY_SEGMENTS, KEY_SEGMENTS, QUERY_STARTS, KEY_STARTS
+    KEY_POOL, VALUE_POOL, KEY_SCALES, VALUE_SCALES, PAGES, STARTS, COUNTS
     ADDITIVE_V, EXPONENTIALS
     BUFFERS
 
 
 cdef struct buffers:
     Py_buffer view[BUFFERS]
+    attn_cache cache
 
 
 cdef void release(buffers *b) noexcept:
@@ -126,7 +129,7 @@ cdef int fill(attn_problem *p, buffers *b, tuple args) except -1:
 cdef int fill_extras(attn_problem *p, buffers *b, tuple extras) except -1:
     """What few calls have, after the arrays are in place: see attend in _core.pyi."""
     (softcap, slopes, sinks, query_segments, key_segments, dropout_p, dropout_seed,
-     query_starts, key_starts, longest_q, longest_kv) = extras
+     query_starts, key_starts, longest_q, longest_kv, cache) = extras
     get(b, SLOPES, slopes, PyBUF_STRIDES)
     get(b, SINKS, sinks, PyBUF_STRIDES)
     get(b, QUERY_SEGMENTS, query_segments, PyBUF_STRIDES)
@@ -144,6 +147,27 @@ cdef int fill_extras(attn_problem *p, buffers *b, tuple extras) except -1:
         p.key_starts = <const int64_t *>b.view[KEY_STARTS].buf
         p.batch = b.view[QUERY_STARTS].shape[0] - 1
         p.n_q, p.n_kv = longest_q, longest_kv
+    if cache is not None:
+        pages, page_size, key_scales, value_scales, longest_kv = cache
+        fill_cache(&b.cache, b, pages, page_size, key_scales, value_scales)
+        p.cache = &b.cache
+        # key and value are pools (pages, n_kv_heads, page_size * d): no tensors with rows
+        p.n_kv_heads = b.view[KEY].shape[1]
+        p.d_v = b.view[VALUE].shape[2] // <int64_t>page_size
+        p.n_kv = longest_kv
+    return 0
+
+
+cdef int fill_cache(
+    attn_cache *c, buffers *b, pages, page_size, key_scales, value_scales
+) except -1:
+    get(b, PAGES, pages, PyBUF_STRIDES)
+    get(b, KEY_SCALES, key_scales, PyBUF_STRIDES | PyBUF_WRITABLE)
+    get(b, VALUE_SCALES, value_scales, PyBUF_STRIDES | PyBUF_WRITABLE)
+    c.pages, c.page_size = <const int64_t *>b.view[PAGES].buf, page_size
+    c.pages_per_entry = b.view[PAGES].shape[1]
+    c.key_scales = <float *>b.view[KEY_SCALES].buf
+    c.value_scales = <float *>b.view[VALUE_SCALES].buf
     return 0
 
 
@@ -168,6 +192,36 @@ def attend(*args):
         fill(&p, &b, args)
         with nogil:
             status = attn_attend(&p, poll)
+        finish(status)
+    finally:
+        release(&b)
+
+
+def append(key, value, key_pool, value_pool, key_scales, value_scales, pages, starts, counts,
+           page_size, int dtype, int num_threads):
+    cdef attn_append_problem p
+    cdef buffers b
+    cdef attn_status status
+    memset(&p, 0, sizeof(p))
+    memset(&b, 0, sizeof(b))
+    try:
+        get(&b, KEY, key, PyBUF_STRIDES)
+        get(&b, VALUE, value, PyBUF_STRIDES)
+        get(&b, KEY_POOL, key_pool, PyBUF_STRIDES | PyBUF_WRITABLE)
+        get(&b, VALUE_POOL, value_pool, PyBUF_STRIDES | PyBUF_WRITABLE)
+        get(&b, STARTS, starts, PyBUF_STRIDES)
+        get(&b, COUNTS, counts, PyBUF_STRIDES)
+        fill_cache(&p.cache, &b, pages, page_size, key_scales, value_scales)
+        p.dtype, p.num_threads = dtype, num_threads
+        p.batch, p.n_kv_heads = b.view[KEY].shape[0], b.view[KEY].shape[1]
+        p.d_qk, p.d_v = b.view[KEY].shape[3], b.view[VALUE].shape[3]
+        p.key = tensor(&b.view[KEY], False)
+        p.value = tensor(&b.view[VALUE], False)
+        p.key_pool, p.value_pool = b.view[KEY_POOL].buf, b.view[VALUE_POOL].buf
+        p.starts = <const int64_t *>b.view[STARTS].buf
+        p.counts = <const int64_t *>b.view[COUNTS].buf
+        with nogil:
+            status = attn_append(&p, poll)
         finish(status)
     finally:
         release(&b)
