@@ -2,7 +2,7 @@
 #ifndef ATTN_CACHE_H
 #define ATTN_CACHE_H
 
-#include "internal.h"
+#include "attn_engine.h"
 #include "stream.h"
 
 /* The slot of position j: one number that finds its value, its scales, and the tile of its key. */
