@@ -2,6 +2,9 @@
 
 import copy
 import pickle
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +13,8 @@ from oracle import assert_accurate, assert_same_bits
 
 import attn_engine
 from attn_engine import AttentionResult, KVCache, _core, scaled_dot_product_attention
+
+README = Path(__file__).parents[1] / "README.md"
 
 # One page to an entry, pages, a ring.
 FORMS = {"one page": {}, "pages": {"page_size": 64}, "ring": {"window": 130}}
@@ -308,6 +313,13 @@ def test_what_a_cache_says_of_itself():
         lengths[0] = 3
     cache.append(*(np.ones((2, 3, 1, d), np.float16) for d in (20, 17)))
     assert lengths.tolist() == [9, 4] and cache.lengths.tolist() == [10, 5]
+
+
+def test_the_example_of_the_readme_runs():
+    blocks = README.read_text(encoding="utf-8").split("```python\n")[1:]
+    (example,) = (block.split("```")[0] for block in blocks if "KVCache" in block.split("```")[0])
+    example += "assert output.shape == (2, 8, 1, 64) and cache.lengths.tolist() == [33, 35]"
+    subprocess.run([sys.executable, "-c", example], check=True, timeout=300)
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
