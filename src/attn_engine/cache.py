@@ -119,9 +119,8 @@ class KVCache:
             self.d_v,
             kind.pool_type,
         )
-        # What the fast path of append compares and passes on.
+        # What append compares tokens with.
         self._token_shapes = [(self.batch, self.n_kv_heads, 1, d) for d in (self.d_qk, self.d_v)]
-        self._one_each = np.ones(self.batch, np.int64)
 
     def append(
         self,
@@ -165,7 +164,7 @@ class KVCache:
             and (value.flags.carray or is_walkable(value))
         ):
             _append(
-                key, value, *self._pools, pages.table, pages.ends, self._one_each, pages.size,
+                key, value, *self._pools, pages.table, pages.ends, pages.one_each, pages.size,
                 kind.code, threads,
             )  # fmt: skip
             pages.advance_one()
@@ -174,7 +173,7 @@ class KVCache:
         # A ring takes no more at a time than it holds.
         for start in range(0, key.shape[2], kind.capacity):
             tokens = slice(start, start + kind.capacity)
-            part = np.clip(counts - start, 0, kind.capacity)
+            part = np.minimum(np.maximum(counts - start, 0), kind.capacity)
             for source, target, kept in pages.extend(part):
                 self._pools.copy_tokens(source, target, kept, pages.size)
             _append(

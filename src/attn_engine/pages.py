@@ -13,20 +13,22 @@ class Pages:
     them writes to it. A row that is full gives up its oldest page for a new one.
 
     There are as many pages as the table has places, so that one is always free when it is needed.
-    The arrays are changed in place and never exchanged. For those in a hurry three numbers are kept:
-    `longest`, the most tokens that an entry holds; `room`, how many every entry can take before
-    `extend` or anyone has something to do; `least_left`, the fewest tokens of an entry that has lost
-    some.
+
+    Three numbers are kept for those in a hurry: `longest`, the most tokens that an entry holds;
+    `room`, how many more every entry can take before `extend` has something to do or the capacity is
+    reached; `least_left`, the fewest tokens that are left of an entry that has lost some.
     """
 
     def __init__(self, batch: int, columns: int, size: int, capacity: int):
         self.size = size
         self.number = batch * columns
+        self.one_each = np.ones(batch, np.int64)
         self._capacity = capacity
         self.table = np.zeros((batch, columns), np.int64)
         self.starts = np.zeros(batch, np.int64)
         self.ends = np.zeros(batch, np.int64)
         self._held = np.zeros(batch, np.int64)
+        self._entries = np.arange(batch)
         self._owners = np.zeros(self.number, np.int64)
         self._free = list(range(self.number))[::-1]
         self._refresh()
@@ -51,12 +53,12 @@ class Pages:
 
     def advance(self, counts: np.ndarray) -> None:
         """The tokens that `extend` found pages for are there."""
-        self.ends += counts
+        self.ends = self.ends + counts
         self._refresh()
 
     def advance_one(self) -> None:
         """Every entry has one token more, for which there was room."""
-        self.ends += 1
+        self.ends = self.ends + self.one_each  # faster than in place, and than + 1
         self.longest += 1
         self.room -= 1
         self.least_left += 1
@@ -64,14 +66,14 @@ class Pages:
     def truncate(self, lengths: np.ndarray) -> None:
         """Forget the tokens from position lengths[b] on, which is among those that are held."""
         self.starts[lengths == 0] = 0
-        np.subtract(lengths, self.starts, out=self.ends)
+        self.ends = lengths - self.starts
         self._trim()
         self._refresh()
 
     def reorder(self, index: np.ndarray) -> None:
         """Entry b becomes what index[b] was; pages are shared, not copied."""
         self._trim()
-        changed = np.flatnonzero(index != np.arange(len(index)))
+        changed = np.flatnonzero(index != self._entries)
         if not changed.size:
             return
         given_up = self._pages_of(changed)
@@ -83,10 +85,12 @@ class Pages:
 
     def _refresh(self) -> None:
         """The three numbers."""
-        self.longest = int(self.ends.max())
+        # Lists are faster than reductions until there are very many entries.
+        self.longest = max(self.ends.tolist())
         room = np.where(self._ends_in_shared(), 0, self._held * self.size - self.ends)
-        self.room = min(int(room.min()), self._capacity - self.longest)
-        self.least_left = int(self.ends.min(where=self.starts > 0, initial=2 * UNBOUNDED))
+        self.room = min(*room.tolist(), self._capacity - self.longest)
+        left = np.where(self.starts > 0, self.ends, 2 * UNBOUNDED)
+        self.least_left = min(left.tolist())
 
     def _pages_of(self, entries: np.ndarray) -> np.ndarray:
         """All pages of some entries, one row after the other."""
@@ -95,7 +99,7 @@ class Pages:
     def _ends_in_shared(self) -> np.ndarray:
         """Whether the next token of each entry goes to a page that others have too."""
         column = np.minimum(self.ends // self.size, self.table.shape[1] - 1)
-        page = np.take_along_axis(self.table, column[:, None], axis=1)[:, 0]
+        page = self.table[self._entries, column]
         return (self.ends % self.size > 0) & (self._owners[page] > 1)
 
     def _separate(self, b: int) -> list[tuple[int, int, int]]:

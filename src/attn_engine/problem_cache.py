@@ -177,9 +177,10 @@ def plain_attention(
     elif type(scale) is not float or not -_MAX_SCALE <= scale <= _MAX_SCALE:
         return None
     keys, values, *scales = pools
+    offsets = pages.ends - (pages.one_each if shape[2] == 1 else shape[2])
     return (
         query, keys, values, _empty((*shape[:3], kind.d_v), query.dtype),
-        None, None, None, None, None, pages.ends, pages.ends - shape[2],
+        None, None, None, None, None, pages.ends, offsets,
         scale, 0, kind.left, 0 if is_causal else UNBOUNDED, kind.code, False, threads,
         (*_NO_OPTIONS, (pages.table, pages.size, *scales, pages.longest)),
     )  # fmt: skip
