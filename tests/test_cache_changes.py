@@ -202,7 +202,7 @@ def test_an_append_that_ends_early_leaves_no_page_behind():
     """Pages found for tokens that never came are used by the next ones."""
     pages = Pages(batch=2, columns=4, size=64, capacity=256)
     pages.extend(np.array([100, 30]))
-    assert pages.lengths().tolist() == [0, 0]
+    assert pages.lengths().tolist() == [0, 0] and pages.room == 64
     check_pages(pages)
     pages.extend(np.array([65, 65]))
     pages.advance(np.array([65, 65]))
@@ -211,4 +211,13 @@ def test_an_append_that_ends_early_leaves_no_page_behind():
     pages.extend(np.array([64, 0]))
     pages.reorder(np.array([1, 0]))
     check_pages(pages)
-    assert pages._held.tolist() == [2, 2]
+    assert pages._held.tolist() == [2, 2] and pages.room == 63
+
+
+def test_a_ring_knows_what_it_lost_to_an_append_that_ends_early():
+    pages = Pages(batch=1, columns=2, size=64, capacity=2**60)
+    pages.extend(np.array([128]))
+    pages.advance(np.array([128]))
+    pages.extend(np.array([5]))
+    assert pages.lengths().tolist() == [128]
+    assert (pages.starts.tolist(), pages.longest, pages.least_left) == ([64], 64, 64)

@@ -44,11 +44,14 @@ class Pages:
         """
         wanted = -(-(self.ends + counts) // self.size)
         writes_shared = (counts > 0) & self._ends_in_shared()
+        changed = np.flatnonzero((wanted > self._held) | writes_shared).tolist()
         copies = []
-        for b in np.flatnonzero((wanted > self._held) | writes_shared).tolist():
+        for b in changed:
             if writes_shared[b]:
                 copies += self._separate(b)
             self._grow(b, int(wanted[b]))
+        if changed:
+            self._refresh()
         return copies
 
     def advance(self, counts: np.ndarray) -> None:
