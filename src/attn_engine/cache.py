@@ -163,9 +163,10 @@ class KVCache:
             and (key.flags.carray or is_walkable(key))
             and (value.flags.carray or is_walkable(value))
         ):
+            keys, values, key_scales, value_scales = self._pools
             _append(
-                key, value, *self._pools, pages.table, pages.ends, pages.one_each, pages.size,
-                kind.code, threads,
+                key, value, keys, values, key_scales, value_scales, pages.table, pages.ends,
+                pages.one_each, pages.size, kind.code, threads,
             )  # fmt: skip
             pages.advance_one()
             return
