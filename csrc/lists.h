@@ -18,6 +18,7 @@
 /* Kernel sources: X(name, ...). Each is compiled once per tier and storage type. */
 #define ATTN_KERNELS(X, ...)                                                                       \
     X(prefill, __VA_ARGS__)                                                                        \
-    X(decode, __VA_ARGS__) X(softmax, __VA_ARGS__) X(additive, __VA_ARGS__)
+    X(decode, __VA_ARGS__)                                                                         \
+    X(softmax, __VA_ARGS__) X(additive, __VA_ARGS__) X(backward, __VA_ARGS__)
 
 #endif

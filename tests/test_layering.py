@@ -20,7 +20,7 @@ PYTHON_FILES = sorted(
 LAYERS = [
     *("_core", "shapes", "arrays", "options", "outputs", "problem", "packed", "config"),
     *("projected", "problem_classic", "additive", "multiplicative", "monotonic"),
-    *("dot_product", "varlen", "merge", "rotary", "__init__"),
+    *("dot_product", "problem_backward", "backward", "varlen", "merge", "rotary", "__init__"),
 ]
 # Programs on top of the package: they use it, and it knows nothing of them.
 EXTRAS = ["bench", "cli", "demo", "demo_sweep", "interop", "__main__"]
@@ -35,7 +35,7 @@ OWNERS = {
     r"\b_mm\d*_|\b__m\d+|immintrin|arm_neon|\bv(ld|st)1q?_": ["simd_avx2.h", "simd_avx512.h"],
     r"\b(printf|fprintf|puts|abort|exit)\b": [],
 }
-KERNELS = ["prefill.c", "decode.c", "softmax.c", "additive.c"]
+KERNELS = ["prefill.c", "decode.c", "softmax.c", "additive.c", "backward.c"]
 
 
 def code(path):
@@ -62,7 +62,7 @@ def test_every_module_has_its_layer():
     modules = {p.stem for p in PACKAGE.glob("*.py")} | {
         p.parent.name for p in PACKAGE.glob("*/*.py")
     }
-    assert modules == {*LAYERS[1:], *EXTRAS, "reference", "reference_classic"}
+    assert modules == {*LAYERS[1:], *EXTRAS, "reference", "reference_backward", "reference_classic"}
 
 
 @pytest.mark.parametrize("module", LAYERS[1:])
@@ -73,6 +73,7 @@ def test_imports_run_one_way(module):
 def test_the_reference_stands_alone():
     assert imports(PACKAGE / "reference.py") == set()
     assert imports(PACKAGE / "reference_classic.py") == {"reference"}
+    assert imports(PACKAGE / "reference_backward.py") == {"reference"}
 
 
 def test_the_binding_is_the_only_way_to_c_and_imports_no_module():

@@ -2,6 +2,7 @@
 
 from ._core import version as __version__
 from .additive import additive_attention, concat_attention, project_keys
+from .backward import AttentionGradients, scaled_dot_product_attention_backward
 from .config import explain, get_isa, get_num_threads, set_isa, set_num_threads, show_config
 from .dot_product import (
     AttentionResult,
@@ -19,6 +20,7 @@ from .rotary import rotary_embedding
 from .varlen import scaled_dot_product_attention_varlen
 
 __all__ = [
+    "AttentionGradients",
     "AttentionResult",
     "ContextResult",
     "MergedAttention",
@@ -37,6 +39,7 @@ __all__ = [
     "project_keys",
     "rotary_embedding",
     "scaled_dot_product_attention",
+    "scaled_dot_product_attention_backward",
     "scaled_dot_product_attention_varlen",
     "self_attention",
     "set_isa",
