@@ -134,7 +134,10 @@ static void store_rows(const work *w, const panel *q) {
         const real sink = real_row ? sink_weight(p, b->head, q->high[r], q->low[r]) : 0;
         ((real *)w->g->row_sums)[index] = real_row ? q->weight_sum[r] + sink : 0;
         if (!w->plan->n_merges) continue;
-        w->shared[index] = sink == 0 ? 0 : -sink * q->delta[r];
+        const real *grad_lse = w->g->grad_lse;
+        real delta = q->delta[r];
+        if (q->weight_sum[r] == 0) delta = grad_lse ? -grad_lse[index] : 0; /* whatever dO is */
+        w->shared[index] = sink == 0 ? 0 : -sink * delta;
         w->shared[w->rows + index] = real_row ? q->slope_sum[r] : 0;
     }
 }

@@ -24,7 +24,8 @@ class Backward(NamedTuple):
 
     def deliver(self) -> dict[str, np.ndarray | None]:
         """The gradients by name, after the core has run; raises if lse is not of this call."""
-        _check_row_sums(self.row_sums, self.lse)
+        if self.gradients:
+            _check_row_sums(self.row_sums, self.lse)
         result = dict.fromkeys(NAMES)
         with np.errstate(over="ignore"):  # a float16 gradient may be infinite
             for name, gradient in self.gradients.items():
@@ -110,9 +111,7 @@ def _sizes(forward: Any, rank: int) -> tuple[Shape, int, Shape]:
     return tuple(outer), key.shape[-3 if bshd else -2], rows if rank > 2 else rows[1:]
 
 
-def _like_forward(
-    name: str, value: Any, shape: Shape, dtype: np.dtype, what: str
-) -> np.ndarray:
+def _like_forward(name: str, value: Any, shape: Shape, dtype: np.dtype, what: str) -> np.ndarray:
     """An array of the shape and dtype that the forward returned, or would have."""
     if value is None:
         raise TypeError(f"{name}: got None, expected an array of shape {shape}, as {what}")
@@ -147,15 +146,18 @@ def _parts(lse: np.ndarray, grad_weights: np.ndarray | None) -> np.ndarray | Non
     """
     digits = np.finfo(lse.dtype).eps * np.abs(lse)
     coarse = np.any((digits > 2.0**-6) & np.isfinite(digits))
-    return np.empty((3, *lse.shape), native(lse.dtype)) if coarse or grad_weights is not None else None
+    return (
+        np.empty((3, *lse.shape), native(lse.dtype)) if coarse or grad_weights is not None else None
+    )
 
 
 def _room(gradients: dict[str, np.ndarray], compute: np.dtype, batch: Shape) -> tuple:
     """The gradients as the core takes them."""
-    query, key, value = (
-        None if x is None else flat(x, 3) for x in map(gradients.get, NAMES[:3])
-    )
-    mask, offsets = problem.core_mask(gradients.get("attn_mask"), compute, batch)
+    query, key, value = (None if x is None else flat(x, 3) for x in map(gradients.get, NAMES[:3]))
+    mask = gradients.get("attn_mask")
+    if mask is not None:
+        mask = np.atleast_1d(mask)
+    mask, offsets = problem.core_mask(mask, compute, batch)
     sinks, slopes = gradients.get("sinks"), gradients.get("alibi_slopes")
     if slopes is not None and slopes.ndim > 1:
         slopes = slopes.reshape(-1, slopes.shape[-1])
