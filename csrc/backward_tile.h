@@ -114,7 +114,10 @@ static void score_gradients(const work *w, panel *q, tile_view t, int first, int
                 const real distance = (real)(b->i0 + lane + b->score.offset - j);
                 slope = v_fma(x, v_abs(v_add(v_iota(), v_set1(distance))), slope);
             }
-            if (capped) x = v_mul(x, v_load(w->caps + at));
+            if (capped) {
+                x = v_mul(x, v_load(w->caps + at));
+                x = v_select(v_eq(weight, v_zero()), v_zero(), x);
+            }
             v_store(w->gradients + at, v_mul(x, scale));
         }
         if (slopes) v_store(q->slope_sum + lane, v_sub(v_load(q->slope_sum + lane), slope));
