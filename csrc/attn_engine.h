@@ -100,14 +100,17 @@ typedef struct attn_additive_problem {
  * dense along the last axis and 0 before the call; data NULL = not wanted. */
 typedef struct attn_backward_problem {
     attn_problem attention;
-    attn_tensor grad_output;  /* of dtype */
-    attn_mask grad_weights;   /* compute type, kind ATTN_MASK_ADD or NONE */
-    const void *grad_lse;     /* as lse, or NULL */
+    attn_tensor grad_output; /* of dtype */
+    attn_mask grad_weights;  /* compute type, kind ATTN_MASK_ADD or NONE */
+    const void *grad_lse;    /* as lse, or NULL */
     attn_tensor query, key, value;
-    attn_mask mask_strides;   /* of mask, the additive mask's gradient: 0 along an axis it is summed over */
+    attn_mask
+        mask_strides; /* of mask, the additive mask's gradient: 0 along an axis it is summed over */
     void *mask, *sinks, *alibi_slopes; /* sinks and slopes as the arguments are */
-    void *parts; /* 3 x as lse: room for what lse cannot say; needed with grad_weights, else NULL or not */
-    void *row_sums; /* as lse: the sum of each row's weights and its sink's: 1, or lse is another call's */
+    void *
+        parts; /* 3 x as lse: room for what lse cannot say; needed with grad_weights, else NULL or not */
+    void *
+        row_sums; /* as lse: the sum of each row's weights and its sink's: 1, or lse is another call's */
 } attn_backward_problem;
 
 /* How a call will run, for people: attn_describe() fills it without running anything. */

@@ -18,7 +18,8 @@
  * Sources: Dao et al. 2022, algorithm 4 (tiles); Dao 2023, section 3 (D, lse). */
 #include "backward_tile.h"
 
-typedef struct task_range { /* of batch entries, heads, rounds of BACKWARD_PANELS query blocks, key blocks */
+typedef struct
+    task_range { /* of batch entries, heads, rounds of BACKWARD_PANELS query blocks, key blocks */
     int wanted;
     int64_t b0, b1, h0, h1, q0, q1, k0, k1;
 } task_range;
@@ -35,7 +36,7 @@ static void load_delta(const work *w, panel *q) {
         for (int64_t c = 0; c < w->p->d_v; c += LANES) {
             const int columns = (int)min_i(LANES, w->p->d_v - c);
             vec r[LANES];
-            UNROLL for (int l = 0; l < LANES; l++) {
+    UNROLL for (int l = 0; l < LANES; l++) {
                 const int64_t i = v * LANES + l;
                 r[l] = i < b->n ? v_load_stored_part(output + i * stride + c, columns) : v_zero();
             }

@@ -23,9 +23,9 @@ typedef struct work {
     int64_t rows; /* of all entries and heads */
     real *shared; /* gradients of sinks and of slopes, row by row */
     int wanted;
-    bool scores_wanted;         /* dS, not P alone */
-    real *gradients, *caps;     /* of the tile: dP, then dS; the softcap's derivative */
-    const real *keys, *values;  /* of the block */
+    bool scores_wanted;        /* dS, not P alone */
+    real *gradients, *caps;    /* of the tile: dP, then dS; the softcap's derivative */
+    const real *keys, *values; /* of the block */
     int64_t key_stride, value_stride;
     int panels;
     panel panel[BACKWARD_PANELS];
@@ -45,7 +45,8 @@ static tile_view seen_tile(const block *b, int64_t j0, int64_t j1) {
     if (b->dense.kind != ATTN_MASK_NONE && t.j0 < t.j1) t = dense_view(&b->dense, t);
     if (b->segments.query && t.i0 < t.i1 && t.j0 < t.j1) t = segments_view(&b->segments, t);
     /* whole vectors of lanes are worked on, so hidden lanes beside visible ones need the masks */
-    if ((t.i0 - b->i0) % LANES || (t.i1 != b->i1 && (t.i1 - b->i0) % LANES)) t.full = false, t.hides = true;
+    if ((t.i0 - b->i0) % LANES || (t.i1 != b->i1 && (t.i1 - b->i0) % LANES))
+        t.full = false, t.hides = true;
     return t;
 }
 
@@ -64,8 +65,8 @@ static void tile_scores(const work *w, const block *b, tile_view t, int64_t j0, 
                         bool cut) {
     const int64_t n = t.j1 - t.j0;
     real *const scores = b->scores;
-    row_products(b->panel + first * LANES, vecs, w->keys + (t.j0 - j0) * w->key_stride, w->key_stride, n,
-                 w->p->d_qk, scores + first * LANES);
+    row_products(b->panel + first * LANES, vecs, w->keys + (t.j0 - j0) * w->key_stride,
+                 w->key_stride, n, w->p->d_qk, scores + first * LANES);
     if (b->score.cap != 0) cap_derivatives(b, first, vecs, n, w->caps);
     if (cut || !t.full || b->score.any) finish_scores(b, t, first, vecs, cut, scores);
     if (cut || t.hides)
@@ -88,7 +89,8 @@ static void exponentials(panel *q, int64_t n, int first, int vecs) {
 }
 
 /* dS of the tile in w->gradients, ready for dQ and dK, or for the mask. */
-static void score_gradients(const work *w, panel *q, tile_view t, int first, int vecs, const real *kept) {
+static void score_gradients(const work *w, panel *q, tile_view t, int first, int vecs,
+                            const real *kept) {
     const block *b = &q->b;
     const dense given = dense_of(&w->g->grad_weights, b->batch, b->head);
     const bool to_mask = w->wanted & TO_MASK, slopes = w->g->alibi_slopes && !to_mask;
@@ -109,7 +111,8 @@ static void score_gradients(const work *w, panel *q, tile_view t, int first, int
             }
             if (kept == b->scores) x = v_mul(weight, v_sub(dp, rest));
             else x = v_sub(v_mul(v_load(kept + at), dp), v_mul(weight, rest));
-            x = v_select(v_eq(weight, v_zero()), v_zero(), x); /* hidden: 0, whatever dP and D are */
+            x = v_select(v_eq(weight, v_zero()), v_zero(),
+                         x); /* hidden: 0, whatever dP and D are */
             if (slopes) {
                 const real distance = (real)(b->i0 + lane + b->score.offset - j);
                 slope = v_fma(x, v_abs(v_add(v_iota(), v_set1(distance))), slope);
@@ -191,16 +194,17 @@ static void add_products(const work *w, const panel *q, tile_view t, int64_t r0,
     const int64_t n = t.j1 - t.j0, i = b->i0 + r0;
     const stored *keys = rows_of(&p->key, b, b->kv_head, t.j0);
     const bool guarded =
-        hides && !(q->finite &&
-                   values_finite((value_rows){keys, p->key.stride_row, 0}, n, p->d_qk, true));
+        hides &&
+        !(q->finite && values_finite((value_rows){keys, p->key.stride_row, 0}, n, p->d_qk, true));
     const weight_tile weights = {kept + r0, BLOCK_Q, 1}, by_key = {w->gradients + r0, BLOCK_Q, 1};
     const weight_tile by_query = {w->gradients + r0, 1, BLOCK_Q};
 #define ADD(count, tile, sums, m)                                                                  \
     if (guarded) add_product_guarded(count, b->hidden + r0, tile, sums, m);                        \
     else add_product(count, tile, sums, m)
     if (w->wanted & TO_KEYS && g->value.data) {
-        const row_sums s = {rows_of(&g->grad_output, b, b->head, i), g->grad_output.stride_row, p->d_v,
-                            gradient_rows(&g->value, b->batch, b->kv_head, t.j0), g->value.stride_row};
+        const row_sums s = {rows_of(&g->grad_output, b, b->head, i), g->grad_output.stride_row,
+                            p->d_v, gradient_rows(&g->value, b->batch, b->kv_head, t.j0),
+                            g->value.stride_row};
         ADD(n, weights, s, rows);
     }
     if (w->wanted & TO_KEYS && g->key.data) {

@@ -105,7 +105,7 @@ static void pack_panel(const block *b, const attn_tensor *t, int64_t d, real fac
         for (int64_t c = 0; c < d; c += LANES) {
             const int columns = (int)min_i(LANES, d - c);
             vec r[LANES];
-            UNROLL for (int l = 0; l < LANES; l++) {
+    UNROLL for (int l = 0; l < LANES; l++) {
                 const int64_t i = v * LANES + l;
                 r[l] = i < b->n ? v_load_stored_part(rows + i * t->stride_row + c, columns) : v_zero();
             }

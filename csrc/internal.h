@@ -29,12 +29,12 @@ typedef struct attn_scratch {
     int64_t rows;      /* per query of the block: maximum, sum, correction (prefill); size, sum
                           (additive), and its sums of v */
     int64_t block_max; /* key blocks x block_q: the maximum each block used (prefill, weights) */
-    int64_t keys, values; /* dense copies of a key block, where it cannot be read in place;
+    int64_t keys, values;    /* dense copies of a key block, where it cannot be read in place;
                              additive: a tile of exponentials and one of keys */
-    int64_t hidden;       /* bytes, keys x block_q: which weights are hidden (guarded path) */
-    int64_t dropped;      /* weights after dropout, as scores */
+    int64_t hidden;          /* bytes, keys x block_q: which weights are hidden (guarded path) */
+    int64_t dropped;         /* weights after dropout, as scores */
     int64_t gradients, caps; /* backward: of scores, and the softcap's derivative, as scores */
-    int64_t reals;        /* size of it all */
+    int64_t reals;           /* size of it all */
 } attn_scratch;
 
 struct attn_kernel;
@@ -47,8 +47,8 @@ typedef struct attn_plan {
     int64_t splits, rows; /* decode: key splits, rows that share a kv head; additive: a task's */
     int64_t d_qk_padded, d_v_padded;
     bool copy_keys, copy_values;
-    bool one_pass;    /* backward: a task is all of a kv head, so that nothing is computed twice */
-    bool parts_only;  /* backward: this run only fills attn_backward_problem.parts */
+    bool one_pass;   /* backward: a task is all of a kv head, so that nothing is computed twice */
+    bool parts_only; /* backward: this run only fills attn_backward_problem.parts */
     int64_t key_tasks, query_tasks, mask_tasks; /* backward: of each kind, in this order */
     attn_scratch scratch;
     int64_t partial; /* decode: reals per row and split in shared memory: d_v_padded + 2 */

@@ -16,7 +16,7 @@
 
 #define BACKWARD_GRAIN 4000000
 
-#define BACKWARD_KEYS 96         /* keys of a block in backward, fewer where heads are large */
+#define BACKWARD_KEYS 96 /* keys of a block in backward, fewer where heads are large */
 #define BACKWARD_KEY_REALS 24576
 #define KEY_BLOCK_REALS 6144 /* keys (or values) of one block: half of a 48 KiB L1 in float32 */
 
@@ -199,8 +199,9 @@ attn_plan attn_plan_backward(const attn_backward_problem *g, bool parts_only) {
     plan.d_qk_padded = round_up_to(p->d_qk, plan.kernel->lanes);
     plan.d_v_padded = round_up_to(p->d_v, plan.kernel->lanes);
     plan.q_blocks = (p->n_q + BACKWARD_PANELS * block_q - 1) / (BACKWARD_PANELS * block_q);
-    plan.block_kv = larger(32, smaller(BACKWARD_KEYS, BACKWARD_KEY_REALS /
-                                                          larger(1, larger(p->d_qk, p->d_v)) / 8 * 8));
+    plan.block_kv =
+        larger(32, smaller(BACKWARD_KEYS,
+                           BACKWARD_KEY_REALS / larger(1, larger(p->d_qk, p->d_v)) / 8 * 8));
     plan.key_blocks = (p->n_kv + plan.block_kv - 1) / plan.block_kv;
     plan.copy_keys = plan.copy_values = attn_stored_bytes(p->dtype) != plan.real_bytes;
     plan_backward_tasks(g, &plan);

@@ -48,7 +48,8 @@ static void score_block(const block *b, int64_t j0, int64_t j1, int first, int v
 }
 
 /* Scores become weights relative to each lane's (new) maximum; m, l and alpha move on. */
-INLINE void softmax_lanes(const int vecs, const block *b, int first, int64_t n, real *restrict scores) {
+INLINE void softmax_lanes(const int vecs, const block *b, int first, int64_t n,
+                          real *restrict scores) {
     real *const m_row = b->m + first * LANES, *const l_row = b->l + first * LANES;
     real *const alpha_row = b->alpha + first * LANES, *const top_row = b->top + first * LANES;
     vec m[TILE_QV], sum[TILE_QV];

@@ -11,6 +11,7 @@ from .outputs import flat
 from .shapes import Shape
 
 NAMES = ("query", "key", "value", "attn_mask", "sinks", "alibi_slopes")
+_EVERY_NAME = frozenset(NAMES)
 
 
 class Backward(NamedTuple):
@@ -86,6 +87,8 @@ def attention_backward(
 
 def _check_needs(needs: Any) -> frozenset[str]:
     """Names of the gradients that are asked for."""
+    if needs is NAMES:
+        return _EVERY_NAME
     if isinstance(needs, str) or not isinstance(needs, Iterable):
         raise TypeError(f'needs: got {needs!r}, expected names in a tuple, e.g. ("query", "key")')
     needs = tuple(needs)
