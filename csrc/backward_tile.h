@@ -154,6 +154,23 @@ static void add_to_parts(const work *w, panel *q, tile_view t, int first, int ve
     }
 }
 
+/* to[r][j] += tile[j][r] for lanes [r0, r1) and n keys. */
+static void add_transposed(const real *tile, int64_t r0, int64_t r1, int64_t n, real *restrict to,
+                           int64_t stride) {
+    for (int64_t lane = r0; lane < r1; lane += LANES)
+        for (int64_t j = 0; j < n; j += LANES) {
+            const int keys = (int)min_i(LANES, n - j);
+            vec x[LANES];
+            for (int k = 0; k < LANES; k++)
+                x[k] = k < keys ? v_load(tile + (j + k) * BLOCK_Q + lane) : v_zero();
+            v_transpose(x);
+            for (int l = 0; l < min_i(LANES, r1 - lane); l++) {
+                real *row = to + (lane + l) * stride + j;
+                v_store_part(row, v_add(v_load_part(row, keys), x[l]), keys);
+            }
+        }
+}
+
 /* Adds dS to the mask's gradient, summed along the axes where that has stride 0. */
 static void add_to_mask(const work *w, const block *b, tile_view t, int first, int vecs) {
     const attn_mask *m = &w->g->mask_strides;
@@ -168,6 +185,11 @@ static void add_to_mask(const work *w, const block *b, tile_view t, int first, i
                 sum = v_add(sum, v_load(w->gradients + j * BLOCK_Q + v * LANES));
             to[j * m->stride_col] += v_sum(sum);
         }
+        return;
+    }
+    if (m->stride_col == 1) {
+        add_transposed(w->gradients, first * LANES, r1, t.j1 - t.j0, to + b->i0 * m->stride_row,
+                       m->stride_row);
         return;
     }
     for (int64_t r = first * LANES; r < r1; r++) {
