@@ -220,26 +220,24 @@ static void add_products(const work *w, const panel *q, tile_view t, int64_t r0,
         !(q->finite && values_finite((value_rows){keys, p->key.stride_row, 0}, n, p->d_qk, true));
     const weight_tile weights = {kept + r0, BLOCK_Q, 1}, by_key = {w->gradients + r0, BLOCK_Q, 1};
     const weight_tile by_query = {w->gradients + r0, 1, BLOCK_Q};
-#define ADD(count, tile, sums, m)                                                                  \
-    if (guarded) add_product_guarded(count, b->hidden + r0, tile, sums, m);                        \
-    else add_product(count, tile, sums, m)
+    const uint8_t *hidden = guarded ? b->hidden + r0 : NULL;
     if (w->wanted & TO_KEYS && g->value.data) {
-        const row_sums s = {rows_of(&g->grad_output, b, b->head, i), g->grad_output.stride_row,
-                            p->d_v, gradient_rows(&g->value, b->batch, b->kv_head, t.j0),
-                            g->value.stride_row};
-        ADD(n, weights, s, rows);
+        const row_product s = {rows_of(&g->grad_output, b, b->head, i), g->grad_output.stride_row,
+                               p->d_v, gradient_rows(&g->value, b->batch, b->kv_head, t.j0),
+                               g->value.stride_row};
+        add_product(n, hidden, weights, s, rows);
     }
     if (w->wanted & TO_KEYS && g->key.data) {
-        const row_sums s = {rows_of(&p->query, b, b->head, i), p->query.stride_row, p->d_qk,
-                            gradient_rows(&g->key, b->batch, b->kv_head, t.j0), g->key.stride_row};
-        ADD(n, by_key, s, rows);
+        const row_product s = {rows_of(&p->query, b, b->head, i), p->query.stride_row, p->d_qk,
+                               gradient_rows(&g->key, b->batch, b->kv_head, t.j0),
+                               g->key.stride_row};
+        add_product(n, hidden, by_key, s, rows);
     }
     if (w->wanted & TO_QUERIES && g->query.data) {
-        const row_sums s = {keys, p->key.stride_row, p->d_qk,
-                            gradient_rows(&g->query, b->batch, b->head, i), g->query.stride_row};
-        ADD(rows, by_query, s, n);
+        const row_product s = {keys, p->key.stride_row, p->d_qk,
+                               gradient_rows(&g->query, b->batch, b->head, i), g->query.stride_row};
+        add_product(rows, hidden, by_query, s, n);
     }
-#undef ADD
 }
 
 static void run_tile(const work *w, panel *q, int64_t j0, int64_t j1) {
