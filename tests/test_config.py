@@ -34,7 +34,7 @@ def run(*arguments, expect_failure=False, **variables):
     environment = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(("ATTN_ENGINE_", "OMP_"))
+        if not name.startswith(("ATTN_ENGINE_", "OMP_", "GOMP_"))
     }
     finished = subprocess.run(
         [sys.executable, *arguments],
@@ -135,6 +135,39 @@ def test_b99_default_threads_follow_quota():
     assert attn_engine.get_num_threads() > 1
 
 
+gcc_openmp = pytest.mark.skipif(
+    not (_core.build_info()["openmp"] and _core.build_info()["compiler"].startswith("GNU")),
+    reason="GOMP_SPINCOUNT is read by GCC's OpenMP, and this build has none",
+)
+
+
+@gcc_openmp
+@pytest.mark.parametrize(
+    "variables, turns",
+    [
+        ({}, "1000"),
+        ({"GOMP_SPINCOUNT": "77"}, "77"),
+        ({"OMP_WAIT_POLICY": "passive"}, "0"),
+        ({"GOMP_SPINCOUNT": "5000", "OMP_WAIT_POLICY": "passive"}, "5000"),
+    ],
+)
+def test_threads_wait_awake_for_a_short_while_unless_told_otherwise(variables, turns):
+    code = """if True:
+        import os, subprocess, sys
+        before = dict(os.environ)
+        os.dup2(1, 2)  # where the runtime says what it has read
+        import attn_engine
+        assert os.environ == before
+        child = "import os; print(os.environ.get('GOMP_SPINCOUNT'))"
+        subprocess.run([sys.executable, "-c", child], check=True)
+    """
+    *shown, inherited = run("-c", code, OMP_DISPLAY_ENV="verbose", **variables).splitlines()
+    assert [line.split("=")[1].strip() for line in shown if "GOMP_SPINCOUNT" in line] == [
+        f"'{turns}'"
+    ]
+    assert inherited == str(variables.get("GOMP_SPINCOUNT"))
+
+
 def control_groups(root, lines, files):
     """A machine's /proc/self/cgroup and control group files."""
     proc = root / "proc/self"
@@ -207,8 +240,23 @@ def test_isa_from_environment(tier):
     assert run("-c", code, ATTN_ENGINE_ISA=tier) == f"{tier} {tier} ATTN_ENGINE_ISA"
 
 
-def test_unknown_isa_in_environment_is_an_error():
-    error = run("-c", "import attn_engine", expect_failure=True, ATTN_ENGINE_ISA="sse9")
+@pytest.mark.parametrize(
+    "use",
+    [
+        "get_isa()",
+        "set_isa('scalar')",
+        "show_config()",
+        "softmax(x)",
+        "scaled_dot_product_attention(x, x, x)",
+        "explain(x, x, x)",
+        "dot_attention(x, x, num_threads=1)",
+        "project_keys(x, None)",
+        "ProjectedKeys(x, x)",
+    ],
+)
+def test_unknown_isa_in_environment_is_an_error_of_every_use(use):
+    code = f"import attn_engine, numpy as np; x = np.ones((2, 2)); attn_engine.{use}"
+    error = run("-c", code, expect_failure=True, ATTN_ENGINE_ISA="sse9")
     assert "ValueError: ATTN_ENGINE_ISA: 'sse9' is not in this build" in error
     assert ", ".join(TIERS) in error
 
@@ -270,12 +318,3 @@ def test_command_line_prints_it_as_text_and_json():
     assert "selected" in text
     code = "import attn_engine, json; print(json.dumps(attn_engine.show_config('dicts')))"
     assert json.loads(run("-m", "attn_engine", "--json")) == json.loads(run("-c", code))
-
-
-def test_explain_runs_nothing():
-    out = np.full(LARGE.shape, 7.0, np.float32)
-    plan = attn_engine.explain(LARGE, LARGE, LARGE, is_causal=True, out=out, return_lse=True)
-    assert plan["kernel"] == "prefill"
-    assert plan["scratch_bytes"] > 0
-    assert np.all(out == 7)
-    assert attn_engine.explain(LARGE[:, :, :1], LARGE, LARGE)["kernel"] == "decode"
