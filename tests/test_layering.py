@@ -22,6 +22,7 @@ LAYERS = [
     *("problem", "packed", "config", "projected", "problem_classic", "problem_additive"),
     *("additive", "multiplicative", "monotonic", "dot_product"),
     *("problem_backward", "backward", "varlen", "plans", "merge"),
+    *("cache_kind", "pages", "pools", "problem_cache", "cache"),
     *("rotary", "projection", "parameters", "problem_multihead", "multihead", "__init__"),
 ]
 # Programs on top of the package: they use it, and it knows nothing of them.

@@ -3,6 +3,7 @@
 from ._load import version as __version__
 from .additive import additive_attention, concat_attention, project_keys
 from .backward import AttentionGradients, scaled_dot_product_attention_backward
+from .cache import KVCache
 from .config import get_isa, get_num_threads, set_isa, set_num_threads, show_config
 from .dot_product import (
     AttentionResult,
@@ -25,6 +26,7 @@ __all__ = [
     "AttentionGradients",
     "AttentionResult",
     "ContextResult",
+    "KVCache",
     "MergedAttention",
     "MultiheadAttention",
     "MultiheadResult",
