@@ -121,6 +121,24 @@ typedef struct attn_append_problem {
     int num_threads;
 } attn_append_problem;
 
+/* Gradients of attention, by recomputing its weights from lse. attention has the forward's arguments,
+ * its output and its lse, which are read; its weights are NULL. Gradients are of the compute type,
+ * dense along the last axis and 0 before the call; data NULL = not wanted. */
+typedef struct attn_backward_problem {
+    attn_problem attention;
+    attn_tensor grad_output; /* of dtype */
+    attn_mask grad_weights;  /* compute type, kind ATTN_MASK_ADD or NONE */
+    const void *grad_lse;    /* as lse, or NULL */
+    attn_tensor query, key, value;
+    attn_mask
+        mask_strides; /* of mask, the additive mask's gradient: 0 along an axis it is summed over */
+    void *mask, *sinks, *alibi_slopes; /* sinks and slopes as the arguments are */
+    void *
+        parts; /* 3 x as lse: room for what lse cannot say; needed with grad_weights, else NULL or not */
+    void *
+        row_sums; /* as lse: the sum of each row's weights and its sink's: 1, or lse is another call's */
+} attn_backward_problem;
+
 /* How a call will run, for people: attn_describe() fills it without running anything. */
 typedef struct attn_description {
     const char *kernel, *label, *isa;
@@ -134,6 +152,7 @@ attn_status attn_softmax(const attn_softmax_problem *problem, int (*poll)(void))
 attn_status attn_additive(const attn_additive_problem *problem, int (*poll)(void));
 /* Fills exponentials from key; nothing but key's shape and place is read. */
 attn_status attn_additive_keys(const attn_additive_problem *problem, int (*poll)(void));
+attn_status attn_backward(const attn_backward_problem *problem, int (*poll)(void));
 void attn_describe(const attn_problem *problem, attn_description *description);
 void attn_describe_additive(const attn_additive_problem *problem, attn_description *description);
 

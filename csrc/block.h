@@ -58,58 +58,68 @@ static void place_block(block *b, int64_t task) { /* which batch entry, head and
     b->kv_head = b->head / (p->n_heads / p->n_kv_heads);
 }
 
-static block block_of(const attn_call *call, int64_t task, real *scratch) {
+/* All but where the block lies, which is set before. */
+static void fill_block(block *b, real *scratch) {
+    const attn_problem *p = b->p;
+    const attn_scratch *s = &b->plan->scratch;
+    b->band = band_of(p, b->batch);
+    b->segments = segments_of(p, b->batch);
+    b->dense = dense_of(&p->mask, b->batch, b->head);
+    b->score = score_of(p, b->batch, b->head);
+    b->dropout = dropout_of(p, b->batch, b->head);
+    b->i1 = max_i(b->i0, min_i(b->i0 + BLOCK_Q, b->band.n_q));
+    b->n = b->i1 - b->i0;
+    b->vecs = (int)((b->n + LANES - 1) / LANES);
+    b->panel = scratch + s->queries;
+    b->scores = scratch + s->scores;
+    b->output = scratch + s->output;
+    b->m = scratch + s->rows;
+    b->l = b->m + BLOCK_Q;
+    b->alpha = b->l + BLOCK_Q;
+    b->top = b->alpha + BLOCK_Q;
+    b->key_copy = scratch + s->keys;
+    b->value_copy = scratch + s->values;
+    b->dropped = scratch + s->dropped;
+    b->hidden = (uint8_t *)(scratch + s->hidden);
+}
+
+static inline block block_of(const attn_call *call, int64_t task, real *scratch) {
     const attn_problem *p = call->problem;
     const attn_plan *plan = call->plan;
-    const attn_scratch *s = &plan->scratch;
     block b = {.p = p, .plan = plan};
     place_block(&b, task);
-    b.band = band_of(p, b.batch);
-    b.segments = segments_of(p, b.batch);
-    b.dense = dense_of(&p->mask, b.batch, b.head);
+    fill_block(&b, scratch);
     b.classes =
         (const attn_tile_class *)call->shared +
         (mask_slice(p, b.batch, b.head) * plan->q_blocks + b.i0 / BLOCK_Q) * plan->key_blocks;
-    b.score = score_of(p, b.batch, b.head);
-    b.dropout = dropout_of(p, b.batch, b.head);
-    b.i1 = max_i(b.i0, min_i(b.i0 + BLOCK_Q, b.band.n_q));
-    b.n = b.i1 - b.i0;
-    b.vecs = (int)((b.n + LANES - 1) / LANES);
-    b.panel = scratch + s->queries;
-    b.scores = scratch + s->scores;
-    b.output = scratch + s->output;
-    b.m = scratch + s->rows;
-    b.l = b.m + BLOCK_Q;
-    b.alpha = b.l + BLOCK_Q;
-    b.top = b.alpha + BLOCK_Q;
-    b.key_copy = scratch + s->keys;
-    b.value_copy = scratch + s->values;
-    b.dropped = scratch + s->dropped;
-    b.hidden = (uint8_t *)(scratch + s->hidden);
     return b;
 }
 
-/* Panel: query i0 + l in lane l, element c in row c, times scale log2(e). Unused lanes are 0. */
-static void pack_queries(const block *b) {
-    const attn_problem *p = b->p;
-    const io *q =
-        (const io *)p->query.data + at(&p->query, b->batch, b->head, b->query_row + b->i0);
+/* The block's rows of t as a panel: row i0 + r in lane r, element c in row c, times a factor. Unused
+ * lanes are 0. */
+static void pack_panel(const block *b, const attn_tensor *t, int64_t d, real factor,
+                       real *restrict panel) {
+    const io *rows = (const io *)t->data + at(t, b->batch, b->head, b->query_row + b->i0);
     for (int64_t i = 0; i < b->n; i++) /* all at once: read row by row, each would be waited for */
-        for (int64_t c = 0; c < p->d_qk; c += LANES) v_prefetch(q + i * p->query.stride_row + c);
-    const vec scale = v_set1((real)(p->scale * 1.44269504088896340736));
+        for (int64_t c = 0; c < d; c += LANES) v_prefetch(rows + i * t->stride_row + c);
     for (int v = 0; v < b->vecs; v++) {
-        for (int64_t c = 0; c < p->d_qk; c += LANES) {
-            const int columns = (int)min_i(LANES, p->d_qk - c);
+        for (int64_t c = 0; c < d; c += LANES) {
+            const int columns = (int)min_i(LANES, d - c);
             vec r[LANES];
     UNROLL for (int l = 0; l < LANES; l++) {
                 const int64_t i = v * LANES + l;
-                r[l] = i < b->n ? v_load_io_part(q + i * p->query.stride_row + c, columns) : v_zero();
+                r[l] = i < b->n ? v_load_io_part(rows + i * t->stride_row + c, columns) : v_zero();
             }
             v_transpose(r);
             for (int l = 0; l < columns; l++)
-                v_store(b->panel + (c + l) * BLOCK_Q + v * LANES, v_mul(r[l], scale));
+                v_store(panel + (c + l) * BLOCK_Q + v * LANES, v_mul(r[l], v_set1(factor)));
         }
     }
+}
+
+static void pack_queries(const block *b) { /* times scale log2(e) */
+    const real factor = (real)(b->p->scale * 1.44269504088896340736);
+    pack_panel(b, &b->p->query, b->p->d_qk, factor, b->panel);
 }
 
 /* Where row j of keys or values lies; of a cache, of its values. */
@@ -144,7 +154,7 @@ static void copy_rows(const attn_tensor *t, const block *b, int64_t j0, int64_t 
 
 /* A cache's keys [j0, j1) as dense rows; returns where key j0 is. The rows from j0's vector on are written,
  * so `to` has room for whole vectors. */
-static const real *copy_tiles(const block *b, int64_t j0, int64_t j1, int64_t stride, real *restrict to) {
+static inline const real *copy_tiles(const block *b, int64_t j0, int64_t j1, int64_t stride, real *restrict to) {
     const attn_problem *p = b->p;
     const int64_t first = j0 / LANES * LANES;
     for (int64_t j = first; j < j1; j += LANES) {

@@ -14,6 +14,7 @@
 #define SPLIT_KV 512
 #define SOFTMAX_ROWS 16     /* rows per task of the row softmax */
 #define ADDITIVE_BLOCK_Q 32 /* queries per task of additive attention */
+#define BACKWARD_PANELS 4   /* blocks of queries that backward holds against a block of keys */
 
 typedef struct attn_watch attn_watch;
 /* True once the call should end early. Kernels ask every few microseconds of work. */
@@ -28,11 +29,12 @@ typedef struct attn_scratch {
     int64_t rows;      /* per query of the block: maximum, sum, correction (prefill); size, sum
                           (additive), and its sums of v */
     int64_t block_max; /* key blocks x block_q: the maximum each block used (prefill, weights) */
-    int64_t keys, values; /* dense copies of a key block, where it cannot be read in place;
+    int64_t keys, values;    /* dense copies of a key block, where it cannot be read in place;
                              additive: a tile of exponentials and one of keys */
-    int64_t hidden;       /* bytes, keys x block_q: which weights are hidden (guarded path) */
-    int64_t dropped;      /* weights after dropout, as scores */
-    int64_t reals;        /* size of it all */
+    int64_t hidden;          /* bytes, keys x block_q: which weights are hidden (guarded path) */
+    int64_t dropped;         /* weights after dropout, as scores */
+    int64_t gradients, caps; /* backward: of scores, and the softcap's derivative, as scores */
+    int64_t reals;           /* size of it all */
 } attn_scratch;
 
 struct attn_kernel;
@@ -45,6 +47,9 @@ typedef struct attn_plan {
     int64_t splits, rows; /* decode: key splits, rows that share a kv head; additive: a task's */
     int64_t d_qk_padded, d_v_padded;
     bool copy_keys, copy_values;
+    bool one_pass;   /* backward: a task is all of a kv head, so that nothing is computed twice */
+    bool parts_only; /* backward: this run only fills attn_backward_problem.parts */
+    int64_t key_tasks, query_tasks, mask_tasks; /* backward: of each kind, in this order */
     attn_scratch scratch;
     int64_t partial; /* decode: reals per row and split in shared memory: d_v_padded + 2 */
     int64_t
@@ -59,7 +64,7 @@ typedef struct attn_tile_class {
 } attn_tile_class;
 
 typedef struct attn_call {
-    const void *problem; /* attn_problem, or that of append, softmax or additive */
+    const void *problem; /* attn_problem, attn_softmax_problem, ... */
     const attn_plan *plan;
     void *shared;
 } attn_call;
@@ -115,5 +120,6 @@ attn_plan attn_plan_append(const attn_append_problem *problem);
 attn_plan attn_plan_softmax(const attn_softmax_problem *problem);
 attn_plan attn_plan_additive(const attn_additive_problem *problem);
 attn_plan attn_plan_additive_keys(const attn_additive_problem *problem);
+attn_plan attn_plan_backward(const attn_backward_problem *problem, bool parts_only);
 
 #endif

@@ -15,6 +15,10 @@
 #define ADDITIVE_GRAIN 200000 /* hyperbolic tangents */
 #define KEYS_GRAIN 60000      /* exponentials of keys */
 
+#define BACKWARD_GRAIN 4000000
+
+#define BACKWARD_KEYS 96 /* keys of a block in backward, fewer where heads are large */
+#define BACKWARD_KEY_REALS 24576
 #define KEY_BLOCK_REALS 6144 /* keys (or values) of one block: half of a 48 KiB L1 in float32 */
 
 static int64_t round_up_to(int64_t n, int64_t multiple) {
@@ -174,6 +178,68 @@ attn_plan attn_plan_additive_keys(const attn_additive_problem *a) {
                       .n_prepares = p->batch * ((p->n_kv + KEY_GROUP - 1) / KEY_GROUP)};
     plan.threads =
         threads_for(p->batch * p->n_kv * p->d_qk, KEYS_GRAIN, plan.n_prepares, p->num_threads);
+    return plan;
+}
+
+/* Tasks of backward. One for each kv head does every product once; where that leaves threads idle, key
+ * blocks (gradients of keys and values) and query blocks (all others) are tasks of their own, which
+ * compute scores twice: seven products instead of five. All sums run in the same order either way. */
+static void plan_backward_tasks(const attn_backward_problem *g, attn_plan *plan) {
+    const attn_problem *p = &g->attention;
+    const int64_t pairs = p->batch * p->n_kv_heads, heads = p->batch * p->n_heads;
+    const bool keys_wanted = g->key.data || g->value.data;
+    const int64_t blocks = heads * plan->q_blocks, work = visible_pairs(p, plan->kernel->block_q) *
+                                                          p->n_heads * (p->d_qk + p->d_v) * 5 / 2;
+    const int64_t threads = threads_for(work, BACKWARD_GRAIN, blocks, p->num_threads);
+    const int64_t rounds = (pairs + threads - 1) / threads;
+    plan->one_pass = !plan->parts_only && 5 * rounds * threads <= 7 * pairs;
+    plan->key_tasks = plan->one_pass ? pairs : keys_wanted ? pairs * plan->key_blocks : 0;
+    plan->query_tasks = plan->one_pass ? 0 : blocks;
+    if (plan->parts_only) plan->key_tasks = 0;
+    else if (g->mask) {
+        const attn_mask *m = &g->mask_strides;
+        plan->mask_tasks = (m->stride_batch || m->batch_offsets ? p->batch : 1) *
+                           (m->stride_head ? p->n_heads : 1) *
+                           (m->stride_row ? plan->q_blocks : plan->key_blocks);
+    }
+    plan->n_tasks = plan->key_tasks + plan->query_tasks + plan->mask_tasks;
+    plan->threads = (int)larger(1, smaller(threads, plan->n_tasks));
+}
+
+attn_plan attn_plan_backward(const attn_backward_problem *g, bool parts_only) {
+    const attn_problem *p = &g->attention;
+    attn_plan plan = {.kernel = attn_kernels(attn_get_isa(), p->dtype)->backward,
+                      .threads = 1,
+                      .real_bytes = attn_real_bytes(p->dtype),
+                      .parts_only = parts_only};
+    const int64_t block_q = plan.kernel->block_q, rows = p->batch * p->n_heads * p->n_q;
+    if (rows == 0) return plan; /* no gradient is other than 0 */
+    plan.d_qk_padded = round_up_to(p->d_qk, plan.kernel->lanes);
+    plan.d_v_padded = round_up_to(p->d_v, plan.kernel->lanes);
+    plan.q_blocks = (p->n_q + BACKWARD_PANELS * block_q - 1) / (BACKWARD_PANELS * block_q);
+    plan.block_kv =
+        larger(32, smaller(BACKWARD_KEYS,
+                           BACKWARD_KEY_REALS / larger(1, larger(p->d_qk, p->d_v)) / 8 * 8));
+    plan.key_blocks = (p->n_kv + plan.block_kv - 1) / plan.block_kv;
+    plan.copy_keys = plan.copy_values = attn_stored_bytes(p->dtype) != plan.real_bytes;
+    plan_backward_tasks(g, &plan);
+    if (!parts_only && (g->sinks || g->alibi_slopes)) {
+        plan.shared_reals = 2 * rows;
+        plan.n_merges = p->n_heads;
+    }
+
+    attn_scratch *s = &plan.scratch;
+    const int64_t scores = (plan.block_kv + plan.kernel->tile_keys) * block_q;
+    s->queries = take(&s->reals, BACKWARD_PANELS * p->d_qk * block_q);
+    s->output = take(&s->reals, BACKWARD_PANELS * p->d_v * block_q);
+    s->rows = take(&s->reals, (4 + 5 * BACKWARD_PANELS) * block_q);
+    s->scores = take(&s->reals, scores);
+    s->gradients = take(&s->reals, scores);
+    s->caps = take(&s->reals, p->softcap != 0 ? scores : 0);
+    s->dropped = take(&s->reals, p->dropout_p != 0 ? scores : 0);
+    s->keys = take(&s->reals, plan.copy_keys ? plan.block_kv * plan.d_qk_padded : 0);
+    s->values = take(&s->reals, plan.copy_values ? plan.block_kv * plan.d_v_padded : 0);
+    s->hidden = take(&s->reals, plan.block_kv * block_q / plan.real_bytes + 1);
     return plan;
 }
 

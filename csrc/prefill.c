@@ -16,7 +16,7 @@
  * If weights are wanted the blocks of p are kept and scaled at the end by exp2(m_block - m) / l.
  *
  * Sources: Milakov and Gimelshein 2018 (online softmax), Dao et al. 2022 (tiling). */
-#include "block.h"
+#include "finish.h"
 
 #define LAZY REAL(8.0) /* log2 units a row's scores may climb above its reference maximum */
 
@@ -48,100 +48,9 @@ static void score_block(const block *b, int64_t j0, int64_t j1, int first, int v
     }
 }
 
-/* The dense mask for one vector of queries and a run of keys: bits where it is bool and dense along the
- * keys, else biases, one vector per key. */
-typedef struct mask_run {
-    uint32_t bits[LANES]; /* of each query, bit k = key k */
-    vec bias[LANES];      /* of each key */
-} mask_run;
-
-#define RUN_BITS 32
-
-static inline bool mask_is_bits(const dense *m) {
-    return m->kind == ATTN_MASK_BOOL && m->col == 1 && m->row != 0;
-}
-
-static void load_run(const block *b, int lane, int64_t j, int n, mask_run *run) {
-    const dense *mask = &b->dense;
-    const int64_t i = b->i0 + lane;
-    if (mask_is_bits(mask)) {
-        for (int l = 0; l < LANES; l++)
-            run->bits[l] = bits_of_bytes(
-                (const uint8_t *)mask->data + min_i(i + l, b->i1 - 1) * mask->row + j, n);
-    } else if (mask->row == 0) { /* one mask row for all queries */
-        for (int k = 0; k < n; k++) run->bias[k] = v_set1(dense_at(mask, 0, j + k));
-    } else {
-        const real *bias = (const real *)(mask->data + i * mask->row) + j;
-        const bool whole = mask->kind == ATTN_MASK_ADD && mask->col == mask->size && n == LANES &&
-                           i + LANES <= b->i1;
-        vec r[LANES];
-        if (whole) UNROLL for (int l = 0; l < LANES; l++) r[l] = v_load(bias + l * (mask->row / mask->col));
-        else for (int l = 0; l < LANES; l++) r[l] = dense_load(mask, min_i(i + l, b->i1 - 1), j, n);
-        v_transpose(r);
-        memcpy(run->bias, r, sizeof r);
-    }
-}
-
-/* What finish_scores does to a block, in locals: stores to the scores could alias the block. */
-typedef struct finish {
-    score_fn score;
-    band band;
-    bool cut;                 /* the band hides something */
-    const int64_t *query_ids; /* of the lanes' segments, or NULL */
-    int queries;              /* real ones among the lanes */
-} finish;
-
-/* One vector of scores, of queries from i on for key j, through score function and masks. */
-INLINE vec finish_score(const finish *f, vec s, const mask_run *run, int k, const bool masked, const bool bits,
-                        const bool plain, const int64_t *key_ids, int64_t i, int64_t j) {
-    if (f->score.any)
-        s = score_apply(&f->score, s, v_add(v_iota(), v_set1((real)(i + f->score.offset - j))));
-    if (masked && bits) s = v_select(v_bit(run->bits, k), s, v_set1(-REAL_INF));
-    else if (masked) s = dense_apply(s, run->bias[k], plain);
-    if (f->cut) s = band_apply_key(&f->band, s, i, j);
-    if (f->query_ids) s = segments_apply_key(f->query_ids, f->queries, key_ids[j], s);
-    return s;
-}
-
-INLINE vec finish_run(finish f, const mask_run *run, int n, const bool masked, const bool bits, const bool plain,
-                      const int64_t *key_ids, int64_t i, int64_t j, vec top, real *restrict s) {
-    for (int k = 0; k < n; k++, s += BLOCK_Q) {
-        const vec x = finish_score(&f, v_load(s), run, k, masked, bits, plain, key_ids, i, j + k);
-        v_store(s, x);
-        top = v_max(x, top);
-    }
-    return top;
-}
-
-/* Score functions and masks on a block that needs them, and the maxima anew. */
-static void finish_scores(const block *b, tile_view t, int first, int vecs, bool cut, real *restrict scores) {
-    const bool masked = b->dense.kind != ATTN_MASK_NONE && !t.full, bits = mask_is_bits(&b->dense);
-    const int64_t *ids = t.full ? NULL : b->segments.query, *key_ids = b->segments.key;
-    const int most = masked && !bits ? LANES : RUN_BITS;
-    for (int lane = first * LANES; lane < (first + vecs) * LANES; lane += LANES) {
-        const int64_t i = b->i0 + lane;
-        const finish f = {b->score, b->band, cut, ids ? ids + i : NULL, (int)min_i(LANES, b->i1 - i)};
-        vec top = v_set1(-REAL_INF);
-        mask_run run;
-        run.bits[0] = 0, run.bias[0] = v_zero(); /* gcc does not see that only what is loaded is read */
-        for (int64_t j = t.j0; j < t.j1; j += most) {
-            const int n = (int)min_i(most, t.j1 - j);
-            real *s = scores + (j - t.j0) * BLOCK_Q + lane;
-            if (!masked) {
-                top = finish_run(f, NULL, n, false, false, false, key_ids, i, j, top, s);
-                continue;
-            }
-            load_run(b, lane, j, n, &run);
-            if (bits) top = finish_run(f, &run, n, true, true, false, key_ids, i, j, top, s);
-            else if (t.plain) top = finish_run(f, &run, n, true, false, true, key_ids, i, j, top, s);
-            else top = finish_run(f, &run, n, true, false, false, key_ids, i, j, top, s);
-        }
-        v_store(b->top + lane, top);
-    }
-}
-
 /* Scores become weights relative to each lane's (new) maximum; m, l and alpha move on. */
-INLINE void softmax_lanes(const int vecs, const block *b, int first, int64_t n, real *restrict scores) {
+INLINE void softmax_lanes(const int vecs, const block *b, int first, int64_t n,
+                          real *restrict scores) {
     real *const m_row = b->m + first * LANES, *const l_row = b->l + first * LANES;
     real *const alpha_row = b->alpha + first * LANES, *const top_row = b->top + first * LANES;
     vec m[TILE_QV], sum[TILE_QV];
@@ -183,20 +92,6 @@ static value_rows values_of(const block *b, int64_t j0, int64_t j1) {
                             p->value.stride_row};
     copy_rows(&p->value, b, j0, j1, p->d_v, b->plan->d_v_padded, b->value_copy);
     return (value_rows){b->value_copy, b->plan->d_v_padded};
-}
-
-/* The weights that multiply the values: those of the softmax, or a copy after dropout. */
-static const real *dropped_weights(const block *b, tile_view t, int64_t lanes, const real *scores) {
-    uint32_t rows[BLOCK_Q];
-    if (b->dropout.keep == 0) return scores;
-    for (int64_t r = 0; r < lanes; r++) rows[r] = dropout_row(&b->dropout, b->i0 + r);
-    for (int64_t j = 0; j < t.j1 - t.j0; j++) {
-        const uint32_t mixed = mix((uint32_t)(t.j0 + j));
-        for (int64_t r = 0; r < lanes; r++)
-            b->dropped[j * BLOCK_Q + r] =
-                scores[j * BLOCK_Q + r] * dropout_factor(&b->dropout, rows[r], mixed);
-    }
-    return b->dropped;
 }
 
 /* Where anything of the block's queries x keys [j0, j1) is visible, by all masks but the band. */

@@ -256,6 +256,16 @@ attn_status attn_additive_keys(const attn_additive_problem *problem, int (*poll)
     return run_plan(problem, &plan, poll);
 }
 
+attn_status attn_backward(const attn_backward_problem *problem, int (*poll)(void)) {
+    if (problem->parts) {
+        const attn_plan plan = attn_plan_backward(problem, true);
+        const attn_status status = run_plan(problem, &plan, poll);
+        if (status != ATTN_OK) return status;
+    }
+    const attn_plan plan = attn_plan_backward(problem, false);
+    return run_plan(problem, &plan, poll);
+}
+
 /* ---- how many threads --------------------------------------------------------------------------- */
 
 static atomic_int cpu_quota; /* 0 = none */

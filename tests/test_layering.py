@@ -20,7 +20,8 @@ PYTHON_FILES = sorted(
 LAYERS = [
     *("_core", "_load", "shapes", "arrays", "options", "weights", "viz", "analysis", "outputs"),
     *("problem", "packed", "config", "projected", "problem_classic", "problem_additive"),
-    *("additive", "multiplicative", "monotonic", "dot_product", "varlen", "plans", "merge"),
+    *("additive", "multiplicative", "monotonic", "dot_product"),
+    *("problem_backward", "backward", "varlen", "plans", "merge"),
     *("cache_kind", "pages", "pools", "problem_cache", "cache"),
     *("rotary", "projection", "parameters", "problem_multihead", "multihead", "__init__"),
 ]
@@ -37,7 +38,7 @@ OWNERS = {
     r"\b_mm\d*_|\b__m\d+|immintrin|arm_neon|\bv(ld|st)1q?_": ["simd_avx2.h", "simd_avx512.h"],
     r"\b(printf|fprintf|puts|abort|exit)\b": [],
 }
-KERNELS = ["prefill.c", "decode.c", "softmax.c", "additive.c", "append.c"]
+KERNELS = ["prefill.c", "decode.c", "softmax.c", "additive.c", "append.c", "backward.c"]
 
 
 def code(path):
@@ -64,7 +65,7 @@ def test_every_module_has_its_layer():
     modules = {p.stem for p in PACKAGE.glob("*.py")} | {
         p.parent.name for p in PACKAGE.glob("*/*.py")
     }
-    references = {"reference", "reference_classic", "reference_multihead"}
+    references = {"reference", "reference_backward", "reference_classic", "reference_multihead"}
     assert modules == {*LAYERS[1:], *EXTRAS, *references}
 
 
@@ -78,6 +79,7 @@ def test_imports_run_one_way(module):
 def test_the_reference_stands_alone():
     assert imports(PACKAGE / "reference.py") == set()
     assert imports(PACKAGE / "reference_classic.py") == {"reference"}
+    assert imports(PACKAGE / "reference_backward.py") == {"reference"}
     assert imports(PACKAGE / "reference_multihead.py") == {"reference"}
 
 

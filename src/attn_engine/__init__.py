@@ -2,6 +2,7 @@
 
 from ._load import version as __version__
 from .additive import additive_attention, concat_attention, project_keys
+from .backward import AttentionGradients, scaled_dot_product_attention_backward
 from .cache import KVCache
 from .config import get_isa, get_num_threads, set_isa, set_num_threads, show_config
 from .dot_product import (
@@ -22,6 +23,7 @@ from .rotary import rotary_embedding
 from .varlen import scaled_dot_product_attention_varlen
 
 __all__ = [
+    "AttentionGradients",
     "AttentionResult",
     "ContextResult",
     "KVCache",
@@ -43,6 +45,7 @@ __all__ = [
     "project_keys",
     "rotary_embedding",
     "scaled_dot_product_attention",
+    "scaled_dot_product_attention_backward",
     "scaled_dot_product_attention_varlen",
     "self_attention",
     "set_isa",

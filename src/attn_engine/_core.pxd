@@ -84,6 +84,19 @@ cdef extern from "attn_engine.h":
         const int64_t *counts
         int num_threads
 
+    ctypedef struct attn_backward_problem:
+        attn_problem attention
+        attn_tensor grad_output
+        attn_mask grad_weights
+        const void *grad_lse
+        attn_tensor query, key, value
+        attn_mask mask_strides
+        void *mask
+        void *sinks
+        void *alibi_slopes
+        void *parts
+        void *row_sums
+
     ctypedef struct attn_description:
         const char *kernel
         const char *label
@@ -103,6 +116,9 @@ cdef extern from "attn_engine.h":
     ) noexcept nogil
     attn_status attn_additive_keys(
         const attn_additive_problem *problem, int (*poll)() noexcept
+    ) noexcept nogil
+    attn_status attn_backward(
+        const attn_backward_problem *problem, int (*poll)() noexcept
     ) noexcept nogil
     void attn_describe(const attn_problem *problem, attn_description *description) noexcept nogil
     void attn_describe_additive(

@@ -93,6 +93,14 @@ def additive_keys(
     dtype: int,
     num_threads: int,
 ) -> None: ...
+def backward(
+    forward: tuple,  # attend's arguments; out, weights and lse are None
+    given: tuple,  # grad_output, output: as attend's out; lse: as attend's;
+    #   grad_weights, its offsets: as attend's mask, of compute type, or None; grad_lse: as lse or None
+    sums: tuple,  # room: 3 x lse's shape for what lse cannot say, or None; lse's for the weights' row sums
+    wanted: tuple,  # room for gradients, of compute type and filled with 0, or None: of query, key,
+    #   value (last axis dense), mask (attend's axes), its batch_offsets, sinks, alibi_slopes
+) -> None: ...
 
 UNBOUNDED: int
 GROUP: int

@@ -29,6 +29,8 @@ cdef enum:
     SLOPES, SINKS, QUERY_SEGMENTS, KEY_SEGMENTS, QUERY_STARTS, KEY_STARTS
     KEY_POOL, VALUE_POOL, KEY_SCALES, VALUE_SCALES, PAGES, STARTS, COUNTS
     ADDITIVE_V, EXPONENTIALS
+    GRAD_OUTPUT, GRAD_WEIGHTS, GRAD_WEIGHTS_OFFSETS, GRAD_LSE, PARTS, ROW_SUMS
+    TO_QUERY, TO_KEY, TO_VALUE, TO_MASK, TO_MASK_OFFSETS, TO_SINKS, TO_SLOPES
     BUFFERS
 
 
@@ -69,6 +71,17 @@ cdef attn_tensor tensor(const Py_buffer *v, bint bshd) noexcept:
     return t
 
 
+cdef attn_mask dense_mask(const Py_buffer *v, const Py_buffer *offsets) noexcept:
+    """(batch, n_heads, n_q, n_kv) or fewer axes; the offsets' buffer may be empty."""
+    cdef attn_mask m
+    m.kind = ATTN_MASK_BOOL if v.itemsize == 1 else ATTN_MASK_ADD
+    m.data = v.buf
+    m.stride_batch, m.stride_head = step(v, 4), step(v, 3)
+    m.stride_row, m.stride_col = step(v, 2), step(v, 1)
+    m.batch_offsets = <const int64_t *>offsets.buf
+    return m
+
+
 cdef int fill(attn_problem *p, buffers *b, tuple args) except -1:
     """attend's arguments as a problem; b holds the buffers it points into."""
     (query, key, value, out, weights, lse, mask, mask_offsets, query_lengths, key_lengths, offsets,
@@ -88,7 +101,7 @@ cdef int fill(attn_problem *p, buffers *b, tuple args) except -1:
     cdef Py_buffer *q = &b.view[QUERY]
     cdef Py_buffer *k = &b.view[KEY]
     cdef Py_buffer *v = &b.view[VALUE]
-    cdef Py_buffer *m = &b.view[MASK]
+    cdef const Py_buffer *m = &b.view[MASK]
     cdef int rows = 3 if bshd else 2, heads = 2 if bshd else 3
     p.dtype = dtype
     p.batch = length(q, 4)
@@ -107,13 +120,7 @@ cdef int fill(attn_problem *p, buffers *b, tuple args) except -1:
     p.output = tensor(&b.view[OUT], bshd)
     p.scale = scale
     if mask is not None:
-        p.mask.kind = ATTN_MASK_BOOL if m.itemsize == 1 else ATTN_MASK_ADD
-        p.mask.data = m.buf
-        p.mask.stride_batch = step(m, 4)
-        p.mask.stride_head = step(m, 3)
-        p.mask.stride_row = step(m, 2)
-        p.mask.stride_col = step(m, 1)
-        p.mask.batch_offsets = <const int64_t *>b.view[MASK_OFFSETS].buf
+        p.mask = dense_mask(m, &b.view[MASK_OFFSETS])
     p.left, p.right, p.offset = left, right, offset
     p.offsets = <const int64_t *>b.view[OFFSETS].buf
     p.query_lengths = <const int64_t *>b.view[QUERY_LENGTHS].buf
@@ -238,6 +245,7 @@ def softmax(scores, out, mask, lengths, int dtype, int num_threads):
 
 
 include "_core_additive.pxi"
+include "_core_backward.pxi"
 include "_core_cache.pxi"
 
 

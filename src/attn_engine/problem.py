@@ -158,7 +158,7 @@ def attention(
 
     # All is checked: now copies of what the core cannot read, and room for what it writes.
     query, key, value = [raw(walkable(flat(tensor, 3))) for tensor in tensors]
-    mask, mask_offsets = _core_mask(mask, compute, batch)
+    mask, mask_offsets = core_mask(mask, compute, batch)
     output, target, spill = destination(out, shape, dtype, flat_shape(shape, 3))
     weights = np.empty((*rows, n_kv), dtype) if want_weights else None
     lse = np.empty(rows, compute) if want_lse else None
@@ -290,7 +290,7 @@ def _mask(name: str, value: Any, scores: Shape, axes: tuple[str, ...]) -> np.nda
     return mask
 
 
-def _core_mask(
+def core_mask(
     mask: np.ndarray | None, compute: np.dtype, batch: Shape
 ) -> tuple[np.ndarray | None, np.ndarray | None]:
     """The mask in at most four axes; several batch axes become a byte offset for each entry."""

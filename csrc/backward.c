@@ -1,0 +1,269 @@
+/* Backward: the gradients of attention, by tiles, from the forward's output and lse.
+ *
+ * With P = exp(S - lse) the weights, dO the gradient of the output and dP = dO V^T that of the weights,
+ *
+ *   D = rowsum(dO * O) - dlse,  dS = P * (dP - D),  dQ = scale dS K,  dK = scale dS^T Q,  dV = P^T dO
+ *
+ * where dropout scales P in dV and dP, a given gradient of the weights joins dP, and its row sums with P
+ * join D; the softcap's derivative multiplies dS on its way to Q and K; dS itself is the gradient of a
+ * bias, hence of an additive mask and (times minus the distance) of ALiBi's slopes; a sink has
+ * -exp(sink - lse) D.
+ *
+ * A tile is BLOCK_Q queries along the lanes against a block of keys: as in prefill, queries and dO are
+ * packed, keys and values read where they lie. P and dS live in scratch for that tile alone. A task has
+ * ranges of heads, query blocks and key blocks (plan.c says which) and visits its tiles heads first, then
+ * queries, then keys. Every sum adds up its tiles in this order, whatever task they belong to, so that
+ * bits depend neither on threads nor on how tasks were cut; nobody else writes what a task adds to.
+ *
+ * Sources: Dao et al. 2022, algorithm 4 (tiles); Dao 2023, section 3 (D, lse). */
+#include "backward_tile.h"
+
+/* Of batch entries, heads, rounds of BACKWARD_PANELS query blocks, and key blocks. */
+typedef struct task_range {
+    int wanted;
+    int64_t b0, b1, h0, h1, q0, q1, k0, k1;
+} task_range;
+
+/* ---- queries -------------------------------------------------------------------------------------- */
+
+/* D of each lane. Its products are summed in the order of dP's, so that a row with one key has dS 0. */
+static void load_delta(const work *w, panel *q) {
+    const block *b = &q->b;
+    const stored *output = rows_of(&w->p->output, b, b->head, b->i0);
+    const int64_t stride = w->p->output.stride_row;
+    for (int v = 0; v < b->vecs; v++) {
+        vec sum = v_zero();
+        for (int64_t c = 0; c < w->p->d_v; c += LANES) {
+            const int columns = (int)min_i(LANES, w->p->d_v - c);
+            vec r[LANES];
+    UNROLL for (int l = 0; l < LANES; l++) {
+                const int64_t i = v * LANES + l;
+                r[l] = i < b->n ? v_load_stored_part(output + i * stride + c, columns) : v_zero();
+            }
+            v_transpose(r);
+            for (int l = 0; l < columns; l++)
+                sum = v_fma(r[l], v_load(q->grad + (c + l) * BLOCK_Q + v * LANES), sum);
+        }
+        v_store(q->delta + v * LANES, sum);
+    }
+    for (int64_t r = 0; r < b->n; r++) {
+        const int64_t index = row_index(b, r);
+        if (w->g->grad_lse) q->delta[r] -= ((const real *)w->g->grad_lse)[index];
+        if (w->g->parts) q->delta[r] += ((const real *)w->g->parts)[2 * w->rows + index];
+    }
+}
+
+/* lse of each lane in log2 units. A lane without a query gets weights of 0. */
+static void load_lse(const work *w, panel *q) {
+    const real *parts = w->g->parts;
+    for (int64_t r = 0; r < BLOCK_Q; r++) {
+        const int64_t index = r < q->b.n ? row_index(&q->b, r) : 0;
+        const real lse = r < q->b.n ? ((const real *)w->p->lse)[index] : REAL_INF;
+        const double wide = (double)lse * 1.44269504088896340736;
+        q->high[r] = lse == -REAL_INF ? 0 : (real)wide;
+        q->low[r] = fabs(wide) <= (double)REAL_MAX ? (real)(wide - (double)q->high[r]) : 0;
+        if (r < q->b.n && parts) q->high[r] = parts[index], q->low[r] = parts[w->rows + index];
+    }
+}
+
+static void load_panel(work *w, int k, int64_t batch, int64_t head, int64_t i0, real *scratch) {
+    const attn_problem *p = w->p;
+    panel *q = &w->panel[k];
+    *q = (panel){.b = {.p = p, .plan = w->plan, .batch = batch, .head = head, .i0 = i0}};
+    block *b = &q->b;
+    fill_block(b, scratch);
+    b->kv_head = head / (p->n_heads / p->n_kv_heads);
+    b->panel += k * p->d_qk * BLOCK_Q;
+    q->grad = b->output + k * p->d_v * BLOCK_Q;
+    q->high = b->top + (1 + 5 * k) * BLOCK_Q;
+    q->low = q->high + BLOCK_Q;
+    q->delta = q->low + BLOCK_Q;
+    q->weight_sum = q->delta + BLOCK_Q;
+    q->slope_sum = q->weight_sum + BLOCK_Q;
+    memset(q->low, 0, 4 * BLOCK_Q * sizeof(real));
+    pack_queries(b);
+    if (w->wanted & TO_PARTS) {
+        for (int r = 0; r < BLOCK_Q; r++) q->high[r] = -REAL_INF;
+        return;
+    }
+    pack_panel(b, &w->g->grad_output, p->d_v, 1, q->grad);
+    load_lse(w, q);
+    load_delta(w, q);
+    const value_rows queries = {rows_of(&p->query, b, head, i0), p->query.stride_row};
+    const attn_tensor *g = &w->g->grad_output;
+    const value_rows grads = {rows_of(g, b, head, i0), g->stride_row};
+    q->finite = values_finite(queries, b->n, p->d_qk, true) && values_finite(grads, b->n, p->d_v, true);
+}
+
+/* The exponential of the head's sink relative to 2^high 2^low, 0 without one. */
+static real sink_weight(const attn_problem *p, int64_t head, real high, real low) {
+    const real sink = p->sinks ? ((const real *)p->sinks)[head] : -REAL_INF;
+    if (sink == -REAL_INF) return 0;
+    return (real)exp2((double)sink * 1.44269504088896340736 - (double)high - (double)low);
+}
+
+static void store_parts(const work *w, const panel *q, int64_t r, int64_t index) {
+    real *parts = w->g->parts;
+    real high = 0, low = 0, delta = 0;
+    if (r < q->b.n) {
+        const real *sinks = w->p->sinks;
+        const real sink = sinks ? sinks[q->b.head] * LOG2E : -REAL_INF;
+        high = sink > q->high[r] ? sink : q->high[r];
+        const double alpha = high == -REAL_INF ? 0 : exp2((double)q->high[r] - (double)high);
+        if (high == -REAL_INF) high = 0;
+        const double sum = q->low[r] * alpha + (double)sink_weight(w->p, q->b.head, high, 0);
+        low = sum == 0 ? 0 : (real)log2(sum);
+        delta = sum == 0 ? 0 : (real)(q->delta[r] * alpha / sum);
+    }
+    parts[index] = high;
+    parts[w->rows + index] = low;
+    parts[2 * w->rows + index] = delta;
+}
+
+/* What is known of a row once all its keys have been seen. */
+static void store_rows(const work *w, const panel *q) {
+    const attn_problem *p = w->p;
+    const block *b = &q->b;
+    const int64_t rows = min_i(BLOCK_Q, p->n_q - b->i0);
+    for (int64_t r = 0; r < rows; r++) {
+        const int64_t index = row_index(b, r);
+        const bool real_row = r < b->n;
+        if (w->wanted & TO_PARTS) {
+            store_parts(w, q, r, index);
+            continue;
+        }
+        const real sink = real_row ? sink_weight(p, b->head, q->high[r], q->low[r]) : 0;
+        ((real *)w->g->row_sums)[index] = real_row ? q->weight_sum[r] + sink : 0;
+        if (!w->plan->n_merges) continue;
+        const real *grad_lse = w->g->grad_lse;
+        real delta = q->delta[r];
+        if (q->weight_sum[r] == 0) delta = grad_lse ? -grad_lse[index] : 0; /* whatever dO is */
+        w->shared[index] = sink == 0 ? 0 : -sink * delta;
+        w->shared[w->rows + index] = real_row ? q->slope_sum[r] : 0;
+    }
+}
+
+/* ---- tasks ---------------------------------------------------------------------------------------- */
+
+/* Does entry b add to the same part of the mask's gradient as entry a? */
+static bool same_mask(const attn_mask *m, int64_t a, int64_t b) {
+    return m->batch_offsets ? m->batch_offsets[a] == m->batch_offsets[b] : m->stride_batch == 0 || a == b;
+}
+
+static task_range range_of(const attn_backward_problem *g, const attn_plan *plan, int64_t task) {
+    const attn_problem *p = &g->attention;
+    const int64_t group = p->n_heads / p->n_kv_heads;
+    task_range r = {0, 0, p->batch, 0, p->n_heads, 0, plan->q_blocks, 0, plan->key_blocks};
+    if (task < plan->key_tasks) {
+        const int64_t pair = plan->one_pass ? task : task / plan->key_blocks;
+        r.wanted = plan->one_pass ? TO_KEYS | TO_QUERIES | TO_ROWS : TO_KEYS;
+        r.b0 = pair / p->n_kv_heads, r.b1 = r.b0 + 1;
+        r.h0 = pair % p->n_kv_heads * group, r.h1 = r.h0 + group;
+        if (!plan->one_pass) r.k0 = task % plan->key_blocks, r.k1 = r.k0 + 1;
+        return r;
+    }
+    task -= plan->key_tasks;
+    if (task < plan->query_tasks) {
+        r.wanted = plan->parts_only ? TO_PARTS : TO_QUERIES | TO_ROWS;
+        r.b0 = task / plan->q_blocks / p->n_heads, r.b1 = r.b0 + 1;
+        r.h0 = task / plan->q_blocks % p->n_heads, r.h1 = r.h0 + 1;
+        /* the last queries first: with a causal mask they are the long tasks */
+        r.q0 = plan->q_blocks - 1 - task % plan->q_blocks, r.q1 = r.q0 + 1;
+        return r;
+    }
+    task -= plan->query_tasks;
+    const attn_mask *m = &g->mask_strides;
+    const int64_t cells = m->stride_row ? plan->q_blocks : plan->key_blocks;
+    const int64_t heads = m->stride_head ? p->n_heads : 1;
+    r.wanted = TO_MASK;
+    r.b0 = task / cells / heads; /* later entries that share its part of the mask are its too */
+    for (int64_t b = 0; b < r.b0; b++)
+        if (same_mask(m, b, r.b0)) r.b1 = 0;
+    if (m->stride_head) r.h0 = task / cells % heads, r.h1 = r.h0 + 1;
+    if (m->stride_row) r.q0 = task % cells, r.q1 = r.q0 + 1;
+    else r.k0 = task % cells, r.k1 = r.k0 + 1;
+    return r;
+}
+
+static void load_keys(work *w, const block *b, int64_t j0, int64_t j1) {
+    const attn_problem *p = w->p;
+    const attn_plan *plan = w->plan;
+    w->keys = (const real *)p->key.data + at(&p->key, b->batch, b->kv_head, j0);
+    w->values = (const real *)p->value.data + at(&p->value, b->batch, b->kv_head, j0);
+    w->key_stride = p->key.stride_row, w->value_stride = p->value.stride_row;
+    if (!plan->copy_keys) return;
+    copy_rows(&p->key, b, j0, j1, p->d_qk, plan->d_qk_padded, b->key_copy);
+    copy_rows(&p->value, b, j0, j1, p->d_v, plan->d_v_padded, b->value_copy);
+    w->keys = b->key_copy, w->values = b->value_copy;
+    w->key_stride = plan->d_qk_padded, w->value_stride = plan->d_v_padded;
+}
+
+/* BACKWARD_PANELS query blocks of one head against key blocks [k0, k1). */
+static bool run_round(work *w, const task_range *r, int64_t batch, int64_t head, int64_t round,
+                      real *scratch, attn_watch *watch) {
+    const attn_problem *p = w->p;
+    const int64_t begin = round * BACKWARD_PANELS * BLOCK_Q, block_kv = w->plan->block_kv;
+    const int64_t end = min_i(begin + BACKWARD_PANELS * BLOCK_Q, p->n_q);
+    const band band = band_of(p, batch);
+    key_range keys = {0, 0};
+    if (begin < band.n_q) keys = band_range(&band, begin, min_i(end, band.n_q));
+    const int64_t k0 = max_i(r->k0, keys.begin / block_kv);
+    const int64_t k1 = min_i(r->k1, (keys.end + block_kv - 1) / block_kv);
+    if (k0 >= k1 && !(r->wanted & (TO_ROWS | TO_PARTS))) return true;
+    w->panels = (int)((end - begin + BLOCK_Q - 1) / BLOCK_Q);
+    for (int k = 0; k < w->panels; k++) load_panel(w, k, batch, head, begin + k * BLOCK_Q, scratch);
+    for (int64_t k = k0; k < k1; k++) {
+        const int64_t j0 = k * block_kv, j1 = min_i(j0 + block_kv, p->n_kv);
+        load_keys(w, &w->panel[0].b, j0, j1);
+        for (int q = 0; q < w->panels; q++) {
+            if (attn_should_stop(watch)) return false;
+            if (w->panel[q].b.n) run_tile(w, &w->panel[q], j0, j1);
+        }
+    }
+    if (r->wanted & (TO_ROWS | TO_PARTS))
+        for (int k = 0; k < w->panels; k++) store_rows(w, &w->panel[k]);
+    return true;
+}
+
+static void run(const attn_call *call, int64_t task, void *scratch, attn_watch *watch) {
+    const attn_backward_problem *g = call->problem;
+    const attn_scratch *s = &call->plan->scratch;
+    const task_range r = range_of(g, call->plan, task);
+    work w = {.g = g, .p = &g->attention, .plan = call->plan, .shared = call->shared, .wanted = r.wanted};
+    w.rows = w.p->batch * w.p->n_heads * w.p->n_q;
+    w.gradients = (real *)scratch + s->gradients;
+    w.caps = (real *)scratch + s->caps;
+    w.scores_wanted = r.wanted & TO_MASK || (r.wanted & TO_KEYS && g->key.data) ||
+                      (r.wanted & TO_QUERIES && (g->query.data || g->alibi_slopes));
+    for (int64_t b = r.b0; b < r.b1; b++) {
+        if (r.wanted & TO_MASK && !same_mask(&g->mask_strides, r.b0, b)) continue;
+        for (int64_t h = r.h0; h < r.h1; h++)
+            for (int64_t q = r.q0; q < r.q1; q++)
+                if (!run_round(&w, &r, b, h, q, scratch, watch)) return;
+    }
+}
+
+/* Gradients of a head's sink and slope: the sums over its rows. */
+static void merge(const attn_call *call, int64_t head) {
+    const attn_backward_problem *g = call->problem;
+    const attn_problem *p = &g->attention;
+    const real *sinks = call->shared, *slopes = sinks + p->batch * p->n_heads * p->n_q;
+    double sink = 0, slope = 0;
+    for (int64_t b = 0; b < p->batch; b++) {
+        if (p->alibi_stride_batch) slope = 0;
+        for (int64_t i = 0; i < p->n_q; i++) {
+            sink += sinks[lse_index(p, b, head, i)];
+            slope += slopes[lse_index(p, b, head, i)];
+        }
+        if (g->alibi_slopes) ((real *)g->alibi_slopes)[b * p->alibi_stride_batch + head] = (real)slope;
+    }
+    if (g->sinks) ((real *)g->sinks)[head] = (real)sink;
+}
+
+extern const attn_kernel ATTN_KERNEL(backward);
+const attn_kernel ATTN_KERNEL(backward) = {.label = ATTN_LABEL,
+                                           .lanes = LANES,
+                                           .block_q = BLOCK_Q,
+                                           .tile_keys = TILE_KEYS,
+                                           .run = run,
+                                           .merge = merge};

@@ -1,0 +1,184 @@
+"""Checks and error messages of the backward pass; what comes out is what the compiled core takes."""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import problem
+from .arrays import as_array, as_floats, compute_type, is_bfloat16, native, raw, walkable
+from .outputs import flat
+from .shapes import Shape
+
+NAMES = ("query", "key", "value", "attn_mask", "sinks", "alibi_slopes")
+_EVERY_NAME = frozenset(NAMES)
+
+
+class Backward(NamedTuple):
+    """A checked call: the core's arguments, the arrays it adds to, and what they become."""
+
+    arguments: tuple
+    gradients: dict[str, np.ndarray]  # of the compute type
+    dtypes: dict[str, np.dtype]  # of the results
+    lse: np.ndarray
+    row_sums: np.ndarray
+
+    def deliver(self) -> dict[str, np.ndarray | None]:
+        """The gradients by name, after the core has run; raises if lse is not of this call."""
+        if self.gradients:
+            _check_row_sums(self.row_sums, self.lse)
+        result = dict.fromkeys(NAMES)
+        with np.errstate(over="ignore"):  # a float16 gradient may be infinite
+            for name, gradient in self.gradients.items():
+                result[name] = gradient.astype(self.dtypes[name], copy=False)
+        return result
+
+
+def attention_backward(
+    grad_output: Any,
+    tensors: tuple[Any, Any, Any],
+    output: Any,
+    lse: Any,
+    grad_weights: Any,
+    grad_lse: Any,
+    needs: Any,
+    options: dict[str, Any],
+) -> Backward:
+    """`scaled_dot_product_attention_backward`'s arguments, checked; raises all that it documents."""
+    needs = _check_needs(needs)
+    names = ("query", "key", "value")
+    tensors = tuple(as_array(name, x) for name, x in zip(names, tensors, strict=True))
+    given = {name: _given(name, options[name]) for name in ("attn_mask", "sinks", "alibi_slopes")}
+    forward = problem.attention(*tensors, **(options | given))
+    query, shape = tensors[0], forward.output.shape
+    dtype, compute = native(query.dtype), compute_type(query.dtype)
+    bshd, n_kv, rows = _sizes(forward, query.ndim)
+    words = "the output, (..., {}, d_v)".format("n_q, n_heads" if bshd else "n_heads, n_q")
+    grad_output = _like_forward("grad_output", grad_output, shape, dtype, words)
+    output = _like_forward("output", output, shape, dtype, words)
+    words = "the lse that return_lse=True returns, (..., n_heads, n_q)"
+    lse = _like_forward("lse", lse, rows, compute, words)
+    if grad_weights is not None:
+        grad_weights = _like_forward(
+            "grad_weights", grad_weights, (*rows, n_kv), dtype, "the weights, (..., n_q, n_kv)"
+        )
+    if grad_lse is not None:
+        grad_lse = _like_forward("grad_lse", grad_lse, rows, compute, words)
+
+    # All is checked: now copies of what the core cannot read, and room for what it adds to.
+    inputs = dict(zip(names, tensors, strict=True)) | {
+        name: x for name, x in given.items() if x is not None and x.dtype.kind != "b"
+    }
+    wanted = {name: inputs[name] for name in NAMES if name in needs and name in inputs}
+    gradients = {name: np.zeros(x.shape, compute) for name, x in wanted.items()}
+    batch = query.shape[:-3]
+    arguments = (
+        (*forward.arguments[:3], None, None, None, *forward.arguments[6:]),
+        (
+            *(raw(walkable(flat(x, 3))) for x in (grad_output, output)),
+            _dense(lse),
+            *problem.core_mask(grad_weights, compute, batch),
+            None if grad_lse is None else _dense(grad_lse),
+        ),
+        (_parts(lse, grad_weights), row_sums := np.zeros(rows, compute)),
+        _room(gradients, compute, batch),
+    )
+    dtypes = {name: native(x.dtype) for name, x in wanted.items()}
+    return Backward(arguments, gradients, dtypes, lse, row_sums)
+
+
+def _check_needs(needs: Any) -> frozenset[str]:
+    """Names of the gradients that are asked for."""
+    if needs is NAMES:
+        return _EVERY_NAME
+    if isinstance(needs, str) or not isinstance(needs, Iterable):
+        raise TypeError(f'needs: got {needs!r}, expected names in a tuple, e.g. ("query", "key")')
+    needs = tuple(needs)
+    for name in needs:
+        if name not in NAMES:
+            raise ValueError(f"needs: got {name!r}, expected names among {', '.join(NAMES)}")
+    return frozenset(needs)
+
+
+def _given(name: str, value: Any) -> np.ndarray | None:
+    """An option that may have a gradient, as the array whose shape and dtype that will have."""
+    if value is None or (name == "attn_mask" and isinstance(value, (bool, int, float, np.generic))):
+        return value  # the forward's check names what is wrong with such a mask
+    return as_array(name, value)
+
+
+def _sizes(forward: Any, rank: int) -> tuple[bool, int, Shape]:
+    """Whether heads come after the sequence axis, n_kv, and the shape of lse, of a checked call."""
+    bshd = forward.arguments[16] and rank > 2
+    *outer, a, b, _ = forward.output.shape if rank > 2 else (1, *forward.output.shape)
+    rows = (*outer, b, a) if bshd else (*outer, a, b)
+    key = forward.arguments[1]
+    return bshd, key.shape[-3 if bshd else -2], rows if rank > 2 else rows[1:]
+
+
+def _like_forward(name: str, value: Any, shape: Shape, dtype: np.dtype, what: str) -> np.ndarray:
+    """An array of the shape and dtype that the forward returned, or would have."""
+    if value is None:
+        raise TypeError(f"{name}: got None, expected an array of shape {shape}, that of {what}")
+    array = as_floats(name, value)
+    if array.shape != shape:
+        raise ValueError(
+            f"{name}: shape {array.shape}, expected {shape}, that of {what}; "
+            f"pass the one that belongs to this query, key and value"
+        )
+    if native(array.dtype) != dtype:
+        raise TypeError(
+            f"{name}: dtype {array.dtype}, expected {dtype}, that of {what}; "
+            f"convert it, e.g. {name}.astype({_spelled(dtype)})"
+        )
+    return array
+
+
+def _spelled(dtype: np.dtype) -> str:
+    """How to write a dtype in code."""
+    return "ml_dtypes.bfloat16" if is_bfloat16(dtype) else f"np.{dtype}"
+
+
+def _dense(rows: np.ndarray) -> np.ndarray:
+    """Numbers for each row, C-contiguous and native."""
+    return np.ascontiguousarray(rows, native(rows.dtype))
+
+
+def _parts(lse: np.ndarray, grad_weights: np.ndarray | None) -> np.ndarray | None:
+    """Room for a first pass over the scores, where lse alone cannot restore the weights.
+
+    That is where it is so large that its last digits matter (every key biased by -1e38, say).
+    """
+    digits = np.finfo(lse.dtype).eps * np.abs(lse)
+    coarse = np.any((digits > 2.0**-6) & np.isfinite(digits))
+    return (
+        np.empty((3, *lse.shape), native(lse.dtype)) if coarse or grad_weights is not None else None
+    )
+
+
+def _room(gradients: dict[str, np.ndarray], compute: np.dtype, batch: Shape) -> tuple:
+    """The gradients as the core takes them."""
+    query, key, value = (None if x is None else flat(x, 3) for x in map(gradients.get, NAMES[:3]))
+    mask = gradients.get("attn_mask")
+    if mask is not None:
+        mask = np.atleast_1d(mask)
+    mask, offsets = problem.core_mask(mask, compute, batch)
+    sinks, slopes = gradients.get("sinks"), gradients.get("alibi_slopes")
+    if slopes is not None and slopes.ndim > 1:
+        slopes = slopes.reshape(-1, slopes.shape[-1])
+    return query, key, value, mask, offsets, sinks, slopes
+
+
+def _check_row_sums(row_sums: np.ndarray, lse: np.ndarray) -> None:
+    """The weights of a row, and its sink's, sum to 1: unless lse is that of other arguments."""
+    with np.errstate(invalid="ignore"):
+        seen = lse != -np.inf
+        slack = 2.0**-5 + 64 * np.finfo(lse.dtype).eps * np.where(seen, np.abs(lse), 0)
+        wrong = np.abs(row_sums - seen) > slack
+    if wrong.any():
+        where = tuple(int(i) for i in np.argwhere(wrong)[0])
+        raise ValueError(
+            f"lse: with it the weights of row {where} sum to {row_sums[where]:.3g}, not to "
+            f"{int(seen[where])}; pass the lse that the forward returned for the same query, key, "
+            f"scale and masks"
+        )
