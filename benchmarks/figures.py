@@ -13,10 +13,12 @@ import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from xml.sax.saxutils import escape
+
+from attn_engine.bench.contenders import ENGINE
+from attn_engine.report.svg import bars, colour
+from attn_engine.report.tables import short_time
 
 ROOT = Path(__file__).resolve().parent.parent
-ENGINE = "attn_engine"
 CHART = (  # the cases of the chart, one for each kind of work
     ("prefill_1k_d64", "prefill, 1024 tokens"),
     ("causal_2k_d64", "causal, 2048 tokens"),
@@ -33,15 +35,9 @@ ADDITIVE_CHART = (
     ("additive_4x256x1024_d128", "256 steps, 1024 states"),
     ("additive_1x32x8192_d256", "32 steps, 8192 states"),
 )
-COLOURS = {
-    "attn_engine": "#0072b2",
-    "torch": "#d55e00",
-    "onnxruntime": "#009e73",
-    "openvino": "#cc79a7",
-}
-ADDITIVE_COLOURS = {"numpy": "#56b4e9", "torch.compile": "#e69f00"} | COLOURS
+DRAWN = ("attn_engine", "torch", "onnxruntime", "openvino")
+ADDITIVE_DRAWN = ("numpy", "torch.compile", "torch", "onnxruntime", "openvino")
 LONGEST = 200  # times as fast, at the right end of the logarithmic axis
-LEFT, UNIT = 190, 430  # pixels: where bars begin, and the length of the longest
 
 
 def main() -> int:
@@ -93,11 +89,11 @@ def table(runs: list[dict]) -> str:
         cells = [f"`{rows[0]['case']['name']}`"]
         for row in rows:
             times, peer = seconds(row), row["best_peer"]
-            mine = f"{time(times[ENGINE])}"
+            mine = f"{short_time(times[ENGINE])}"
             share = row["results"][ENGINE]["share"]
             cells += [f"{mine}, {share:.0%}" if share else mine]
             cells += [
-                f"{peer} {time(times[peer])}" if peer else "none",
+                f"{peer} {short_time(times[peer])}" if peer else "none",
                 f"{row['ratio']:.2f}" if peer else "",
             ]
         lines.append("| " + " | ".join(cells) + " |")
@@ -126,17 +122,12 @@ def table(runs: list[dict]) -> str:
     return "\n".join(lines)
 
 
-def time(s: float) -> str:
-    """Three digits and a unit."""
-    return f"{s * 1e6:.3g} µs" if s < 1e-3 else f"{s * 1e3:.3g} ms"
-
-
 def speed_chart(run: dict) -> str:
     """An SVG of horizontal bars: speed of each contender, attn_engine's being 1."""
     return chart(
         run,
         CHART,
-        COLOURS,
+        DRAWN,
         lambda mine, other: mine / other,
         lambda speed: speed,
         "Attention on one CPU core: speed, attn_engine = 1",
@@ -149,7 +140,7 @@ def additive_chart(run: dict) -> str:
     return chart(
         run,
         ADDITIVE_CHART,
-        {name: colour for name, colour in ADDITIVE_COLOURS.items() if name != ENGINE},
+        ADDITIVE_DRAWN,
         lambda mine, other: other / mine,
         lambda factor: math.log(max(factor, 1)) / math.log(LONGEST),
         "Additive attention on one CPU core: how many times as fast attn_engine is",
@@ -160,7 +151,7 @@ def additive_chart(run: dict) -> str:
 def chart(
     run: dict,
     rows: tuple[tuple[str, str], ...],
-    colours: dict[str, str],
+    drawn: tuple[str, ...],
     value: Callable[[float, float], float],
     length: Callable[[float], float],
     title: str,
@@ -168,37 +159,17 @@ def chart(
 ) -> str:
     """An SVG of a group of bars for each case; a bar's value is made of our time and its own."""
     by_name = {row["case"]["name"]: row for row in run["comparisons"]}
-    parts, y = [], 64
+    groups = []
     for name, words in rows:
-        all_times = seconds(by_name[name])
-        times = {n: s for n, s in all_times.items() if n in colours}
-        parts.append(
-            f'<text x="{LEFT - 12}" y="{y + 13}" text-anchor="end" class="t">{escape(words)}</text>'
-        )
-        for contender, s in sorted(times.items(), key=lambda item: item[1]):
-            number = value(all_times[ENGINE], s)
-            width = max(1.0, UNIT * length(number))
-            label = contender if contender == ENGINE else f"{contender} {number:.3g}"
-            parts.append(
-                f'<rect x="{LEFT}" y="{y}" width="{width:.1f}" height="14" rx="2" '
-                f'fill="{colours[contender]}"/>'
-                f'<text x="{LEFT + width + 6:.1f}" y="{y + 11.5}" class="l">{label}</text>'
-            )
-            y += 17
-        y += 11
-    style = (
-        "text{font-family:system-ui,sans-serif;fill:#1f2328}.h{font-size:15px;font-weight:600}"
-        ".t{font-size:13px}.l{font-size:11px}.s{font-size:11px;fill:#656d76}"
-        "@media(prefers-color-scheme:dark){text{fill:#e6edf3}.s{fill:#9198a1}}"
-    )
+        times, group = seconds(by_name[name]), []
+        for contender in sorted(drawn, key=lambda n: times.get(n, math.inf)):
+            if contender in times:
+                number = value(times[ENGINE], times[contender])
+                label = contender if contender == ENGINE else f"{contender} {number:.3g}"
+                group.append((label, colour(contender), length(number)))
+        groups.append((words, group))
     where = f"{run['machine']['cpu']}, {run['threads']} thread, {run['date'][:10]}"
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 760 {y + 8}" width="760" '
-        f'height="{y + 8}" role="img" aria-label="{escape(title)}"><style>{style}</style>'
-        f'<text x="16" y="24" class="h">{escape(title)}</text>'
-        f'<text x="16" y="43" class="s">{escape(note)}; {escape(where)}; every result checked '
-        "first</text>" + "".join(parts) + "</svg>\n"
-    )
+    return bars(groups, title, f"{note}; {where}; every result checked first")
 
 
 if __name__ == "__main__":

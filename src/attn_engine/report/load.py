@@ -1,0 +1,158 @@
+"""Result files of ``attn-engine bench``, benchmarks/peers.py and pytest-benchmark, in one form."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..bench.cases import Case
+from ..bench.compare import Comparison, Limit, Result, comparison_from
+from ..bench.contenders import ENGINE
+from ..bench.files import BadInput, read_json
+from ..bench.session import KIND
+
+
+@dataclass(frozen=True)
+class NamedCase:
+    """A case of which nothing but name and work is known."""
+
+    name: str
+    flops: int | None = None
+    bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A comparison and where it belongs."""
+
+    suite: str
+    threads: int
+    comparison: Comparison
+
+    @property
+    def case(self) -> Case | NamedCase:
+        """What was done."""
+        return self.comparison.case
+
+
+@dataclass(frozen=True)
+class Results:
+    """One file."""
+
+    path: Path
+    command: str
+    date: str
+    machine: dict
+    versions: dict[str, str]
+    missing: dict[str, str]
+    threads: int  # of everything but scaling
+    timed: list[Timed]
+    product: Limit | None  # flop/s of a matrix product
+    reads: list[dict]  # bytes, rate, meter
+    noise: float | None  # largest ratio of attn_engine's time and its own, less 1
+    memory: list[dict]
+    finished: bool
+
+    @property
+    def main(self) -> list[Timed]:
+        """Comparisons with the number of threads that all suites have."""
+        return [timed for timed in self.timed if timed.threads == self.threads]
+
+
+def load(path: Path) -> Results:
+    """Read a result file.
+
+    Raises BadInput where it cannot be read, is broken, or is something else.
+    """
+    data = read_json(path)
+    try:
+        if isinstance(data, dict) and data.get("kind") == KIND:
+            return _from_bench(path, data)
+        if isinstance(data, dict) and "comparisons" in data:
+            return _from_runs(path, data, [data])
+        if isinstance(data, dict) and "benchmarks" in data:
+            return _from_pytest(path, data)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        what = f"{type(error).__name__}: {error}"
+        raise BadInput(f"{path} has the start of a result file, but is none ({what})") from error
+    raise BadInput(
+        f"{path} is no result of attn-engine bench, benchmarks/peers.py or pytest-benchmark"
+    )
+
+
+def _from_bench(path: Path, data: dict) -> Results:
+    """A file of a session."""
+    if not data["runs"]:
+        raise BadInput(f"{path} holds no result yet: attn-engine bench was interrupted too early")
+    return _from_runs(path, data, data["runs"])
+
+
+def _from_runs(path: Path, data: dict, runs: list[dict]) -> Results:
+    """Runs as `compare.report` makes them; the first has all suites."""
+    first = runs[0]
+    timed = [
+        Timed(str(record.get("suite") or _suite_of(comparison)), int(run["threads"]), comparison)
+        for run in runs
+        for record in run["comparisons"]
+        for comparison in [_checked(comparison_from(record))]
+    ]
+    product = first.get("product")
+    if "product_gflops" in first:
+        product = {"rate": first["product_gflops"] * 1e9, "meter": "best BLAS"}
+    ratios = [_checked(comparison_from(record)).ratio for record in first.get("noise", ())]
+    apart = [max(ratio, 1 / ratio) - 1 for ratio in ratios if ratio is not None]
+    return Results(
+        path,
+        str(data["command"]),
+        str(first["date"]),
+        dict(first["machine"]),
+        dict(first["versions"]),
+        dict(first["missing"]),
+        int(first["threads"]),
+        timed,
+        None if product is None else Limit(**product),
+        [{"bytes": r["bytes"], "rate": r["rate"]} for r in first.get("reads", ())],
+        max(apart, default=None),
+        [{"contender": m["contender"], "lengths": m["lengths"]} for m in data.get("memory", ())],
+        bool(data.get("finished", True)),
+    )
+
+
+def _from_pytest(path: Path, data: dict) -> Results:
+    """A file of pytest-benchmark: one contender, and names instead of cases."""
+    timed, versions = [], {}
+    for benchmark in data["benchmarks"]:
+        stats, extra = benchmark["stats"], benchmark.get("extra_info", {})
+        name = benchmark["fullname"].rsplit("/", 1)[-1]
+        case = NamedCase(name, extra.get("flops"), extra.get("bytes"))
+        turns = tuple(map(float, stats.get("data") or ()))
+        result = Result("timed", float(stats["median"]), turns=turns)
+        threads = int(extra.get("threads", 0))
+        if not 0 < result.seconds < math.inf:
+            raise ValueError(f"{name} has a time that is no number above 0")
+        timed.append(Timed(name.split("::")[0], threads, Comparison(case, {ENGINE: result}, None)))
+    machine = data.get("machine_info", {})
+    cpu = machine.get("cpu", {}).get("brand_raw") or machine.get("processor") or "unknown CPU"
+    facts = {"cpu": cpu, "platform": f"{machine.get('system')} {machine.get('release')}"}
+    facts["python"] = machine.get("python_version")
+    threads = max((t.threads for t in timed), default=0)
+    date = str(data.get("datetime", "unknown date"))
+    command = f"pytest --benchmark-json {path.name}"
+    return Results(
+        path, command, date, facts, versions, {}, threads, timed, None, [], None, [], True
+    )
+
+
+def _checked(comparison: Comparison) -> Comparison:
+    """The comparison; ValueError where a number is none, or no time."""
+    case = comparison.case
+    numbers = [case.flops, case.bytes]
+    for result in comparison.results.values():
+        numbers += [result.seconds, *result.turns] if result.status == "timed" else []
+    if not all(isinstance(x, int | float) and 0 < x < math.inf for x in numbers):
+        raise ValueError(f"{case.name} has a time or a size that is no number above 0")
+    return comparison
+
+
+def _suite_of(comparison: Comparison) -> str:
+    """What benchmarks/peers.py's cases have in common: the first word."""
+    return comparison.case.name.split("_")[0]
