@@ -8,6 +8,7 @@ import json
 import os
 import shlex
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -160,7 +161,10 @@ def run_bench(options: argparse.Namespace) -> int:
     threads = options.threads or get_num_threads()
     settings = Settings(options.suite or tuple(SUITES), threads, options.contenders, options.quick)
     session = Session(settings, options.output, shlex.join(["attn-engine", *sys.argv[1:]]))
-    lines = not options.json and not sys.stderr.isatty()  # with a terminal there is a bar
+    terminal = sys.stderr.isatty()
+    if terminal and find_spec("rich") is None:
+        print("for a better progress bar: pip install 'attn_engine[report]'", file=sys.stderr)
+    lines = not options.json and not terminal  # with a terminal there is a bar
     try:
         result = session.run(on_comparison=print_comparison if lines else lambda *ignored: None)
     except KeyboardInterrupt:

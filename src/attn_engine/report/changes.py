@@ -62,6 +62,6 @@ def interval(samples: tuple[float, ...]) -> tuple[float, float, float] | None:
     if n < 6:
         return None
     ordered = sorted(samples)
-    rank = max(0, math.floor(n / 2 - 0.98 * math.sqrt(n)))
+    rank = max(0, math.floor((n - 1) / 2 - 0.98 * math.sqrt(n)))  # of the binomial distribution
     median = (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
     return median, ordered[rank], ordered[n - 1 - rank]

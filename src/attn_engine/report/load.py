@@ -122,14 +122,15 @@ def _from_pytest(path: Path, data: dict) -> Results:
     timed, versions = [], {}
     for benchmark in data["benchmarks"]:
         stats, extra = benchmark["stats"], benchmark.get("extra_info", {})
-        name = benchmark["fullname"].rsplit("/", 1)[-1]
+        file, _, test = benchmark["fullname"].partition("::")
+        name = f"{Path(file).name}::{test}"
         case = NamedCase(name, extra.get("flops"), extra.get("bytes"))
         turns = tuple(map(float, stats.get("data") or ()))
         result = Result("timed", float(stats["median"]), turns=turns)
         threads = int(extra.get("threads", 0))
         if not 0 < result.seconds < math.inf:
             raise ValueError(f"{name} has a time that is no number above 0")
-        timed.append(Timed(name.split("::")[0], threads, Comparison(case, {ENGINE: result}, None)))
+        timed.append(Timed(file, threads, Comparison(case, {ENGINE: result}, None)))
     machine = data.get("machine_info", {})
     cpu = machine.get("cpu", {}).get("brand_raw") or machine.get("processor") or "unknown CPU"
     facts = {"cpu": cpu, "platform": f"{machine.get('system')} {machine.get('release')}"}

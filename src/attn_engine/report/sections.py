@@ -157,6 +157,8 @@ def all_cases(results: Results) -> Table | None:
         comparison = timed.comparison
         share = comparison.share(ENGINE)
         row = [timed.case.name, str(timed.threads or "")]
+        mine, flops = comparison.seconds.get(ENGINE), timed.case.flops
+        row.append(f"{flops / mine / 1e9:.3g}" if mine and flops else "")
         if ratios:
             row += ["" if comparison.ratio is None else f"{comparison.ratio:.2f}"]
             row += ["" if share is None else f"{share:.0%}"]
@@ -167,7 +169,7 @@ def all_cases(results: Results) -> Table | None:
                 short_time(s) if s else {"unsupported": "–", "missing": ""}.get(status, status)
             )
         rows.append(row)
-    heads = ["case", "threads", *(["ratio", "of limit"] if ratios else []), *names]
+    heads = ["case", "threads", "Gflop/s", *(["ratio", "of limit"] if ratios else []), *names]
     return Table(heads, rows) if rows else None
 
 
@@ -205,7 +207,11 @@ def comparison_with(results: Results, other: Results) -> Section:
         "Intervals (of medians, at least 9 times of 10 right) hold what varies within a run; what "
         "differs between two runs shows in contenders whose version did not change."
     )
-    mean = f"Geometric means: {', '.join(means)}." if means else "They have no case with as many threads in common."
+    mean = (
+        f"Geometric means: {', '.join(means)}."
+        if means
+        else "They have no case with as many threads in common."
+    )
     table = Table(heads, rows) if rows else None
     return Section(f"Compared with {other.path}", [what, mean], (), table, [other.command])
 
