@@ -188,7 +188,7 @@ def print_comparison(threads: int, comparison) -> None:
     """One line for a case that is done."""
     ratio = comparison.ratio
     words = "" if ratio is None else f"  {comparison.best_peer} takes {ratio:.2f} times as long"
-    print(f"{comparison.case.name:32} {threads} threads{words}", flush=True)
+    print(f"{comparison.case.name:32} {threads} thread{'s' * (threads > 1)}{words}", flush=True)
 
 
 def run_report(options: argparse.Namespace) -> int:

@@ -21,7 +21,7 @@ from .suites import NOISE, SUITES
 FILE = "results.json"
 KIND = "attn_engine bench"
 SECONDS, QUICK_SECONDS = 0.6, 0.12  # for each contender and case
-READS = (2**19, 2**23, 2**28)  # bytes: what a core's own cache, a shared one, and memory hold
+READS = (2**23, 2**28)  # bytes: what fits in a shared cache, and what does not
 TWIN = "attn_engine.bench.contenders:prepare_attn_engine"  # attn_engine as a contender of one's own
 # glibc then gives back at once what is freed, so that nothing is used again without being counted.
 NOTHING_KEPT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}

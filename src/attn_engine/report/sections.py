@@ -9,7 +9,7 @@ from ..bench.contenders import ENGINE
 from . import charts
 from .changes import changes
 from .load import Results
-from .tables import Table, short_time
+from .tables import Table, digits, short_time
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ def summary(results: Results) -> dict:
 def sections(results: Results, others: Sequence[Results]) -> list[Section]:
     """The whole report, in order; sections that would be empty are left out."""
     found = [Section("In short", first_words(results), charts.headline(results))]
+    found.append(lost(results))
     found += [comparison_with(results, other) for other in others]
     found += [
-        lost(results),
         Section("Throughput against length", charts=charts.throughput(results)),
         _drawn("What the machine allows", ROOFLINE, charts.roofline(results)),
         Section("Scaling by threads", charts=charts.scaling(results)),
@@ -61,7 +61,7 @@ def _drawn(title: str, text: str, drawn: Sequence[str], table: Table | None = No
 
 ROOFLINE = (
     "A case cannot be faster than the arithmetic (the best 2048³ float32 matrix product of this run) "
-    "nor than reading what it needs (measured in this run with buffers of three sizes: data that "
+    "nor than reading what it needs (measured in this run with buffers of two sizes: data that "
     "stay in a cache may be above the line of memory)."
 )
 MEMORY = "What setting up and one call add at their peak, measured in a fresh process for each contender."
@@ -158,7 +158,7 @@ def all_cases(results: Results) -> Table | None:
         share = comparison.share(ENGINE)
         row = [timed.case.name, str(timed.threads or "")]
         mine, flops = comparison.seconds.get(ENGINE), timed.case.flops
-        row.append(f"{flops / mine / 1e9:.3g}" if mine and flops else "")
+        row.append(digits(flops / mine / 1e9) if mine and flops else "")
         if ratios:
             row += ["" if comparison.ratio is None else f"{comparison.ratio:.2f}"]
             row += ["" if share is None else f"{share:.0%}"]

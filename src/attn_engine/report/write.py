@@ -8,8 +8,10 @@ from importlib.resources import files
 from pathlib import Path
 
 from ..bench.files import make_folder, write_whole
+from .changes import changes
 from .load import Results, load
-from .sections import Section, changes, sections, summary
+from .sections import Section, sections, summary
+from .tables import plain
 
 TITLE = "Attention on CPUs: attn_engine beside others"
 
@@ -68,14 +70,16 @@ def as_markdown(found: Sequence[Section]) -> str:
     """The words and tables; the charts are in the page."""
     parts = [f"# {TITLE}\n"]
     for section in found:
-        parts.append(f"## {section.title}\n")
-        parts += [f"{line}\n" for line in section.text]
+        parts.append(f"## {plain(section.title)}\n")
+        parts += [f"{plain(line)}\n" for line in section.text]
         if section.charts:
             parts.append(f"Drawn in report.html: {len(section.charts)}.\n")
         if section.table:
             parts.append(section.table.as_markdown())
         if section.code:
-            parts.append("\n".join(["```sh", *section.code, "```\n"]))
+            parts.append(
+                "\n".join(["```sh", *(" ".join(line.split()) for line in section.code), "```\n"])
+            )
     return "\n".join(parts)
 
 
