@@ -3,10 +3,13 @@
 import json
 import math
 import re
+from functools import reduce
 from html.parser import HTMLParser
 from itertools import pairwise
+from operator import getitem
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 from fake_bench import LOST, WRONG, FakeTeam, fake_memory
 
@@ -303,8 +306,37 @@ def test_times_that_are_none_are_refused(fake, seconds):
     data = json.loads(path.read_text())
     data["runs"][0]["comparisons"][0]["results"]["torch"]["seconds"] = seconds
     path.write_text(json.dumps(data))
-    with pytest.raises(BadInput, match="no number above 0"):
+    with pytest.raises(BadInput, match="is no number above 0"):
         load(path)
+
+
+def places(value, path=()):
+    """Where something stands in JSON."""
+    if path:
+        yield path
+    if isinstance(value, dict | list):
+        for key in value if isinstance(value, dict) else range(len(value)):
+            yield from places(value[key], (*path, key))
+
+
+def test_whatever_is_wrong_in_a_file_is_bad_input_or_no_matter(fake, tmp_path):
+    """One thing anywhere is replaced by something else: a report, or one clear line."""
+    whole = json.loads(fake(suites=("causal", "masks", "additive", "memory")).read_text())
+    rng, path = np.random.default_rng(0), tmp_path / "results.json"
+    everywhere, outcomes = list(places(whole)), set()
+    for _ in range(300):
+        data = json.loads(json.dumps(whole))
+        *way, last = everywhere[rng.integers(len(everywhere))]
+        junk = [None, "x", -1, 0, [], {}, [1], {"a": 1}, 1e400][rng.integers(9)]
+        reduce(getitem, way, data)[last] = junk
+        path.write_text(json.dumps(data))
+        try:
+            write_reports([path], tmp_path)
+            outcomes.add("report")
+        except BadInput as error:
+            outcomes.add("bad input")
+            assert str(path) in str(error)
+    assert outcomes == {"report", "bad input"}
 
 
 def test_a_folder_that_cannot_be_written_is_exit_code_2(fake, tmp_path, capsys):

@@ -71,7 +71,7 @@ def load(path: Path) -> Results:
             return _from_runs(path, data, [data])
         if isinstance(data, dict) and "benchmarks" in data:
             return _from_pytest(path, data)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         what = f"{type(error).__name__}: {error}"
         raise BadInput(f"{path} has the start of a result file, but is none ({what})") from error
     raise BadInput(
@@ -98,6 +98,10 @@ def _from_runs(path: Path, data: dict, runs: list[dict]) -> Results:
     product = first.get("product")
     if "product_gflops" in first:
         product = {"rate": first["product_gflops"] * 1e9, "meter": "best BLAS"}
+    reads = [{"bytes": read["bytes"], "rate": read["rate"]} for read in first.get("reads", ())]
+    _number(*(x for read in reads for x in read.values()), above=True)
+    if product is not None:
+        _number(product["rate"], above=True)
     ratios = [_checked(comparison_from(record)).ratio for record in first.get("noise", ())]
     apart = [max(ratio, 1 / ratio) - 1 for ratio in ratios if ratio is not None]
     return Results(
@@ -105,14 +109,14 @@ def _from_runs(path: Path, data: dict, runs: list[dict]) -> Results:
         str(data["command"]),
         str(first["date"]),
         dict(first["machine"]),
-        dict(first["versions"]),
+        {name: str(version) for name, version in first["versions"].items()},
         dict(first["missing"]),
         int(first["threads"]),
         timed,
         None if product is None else Limit(**product),
-        [{"bytes": r["bytes"], "rate": r["rate"]} for r in first.get("reads", ())],
+        reads,
         max(apart, default=None),
-        [{"contender": m["contender"], "lengths": m["lengths"]} for m in data.get("memory", ())],
+        list(map(_memory, data.get("memory", ()))),
         bool(data.get("finished", True)),
     )
 
@@ -128,8 +132,8 @@ def _from_pytest(path: Path, data: dict) -> Results:
         turns = tuple(map(float, stats.get("data") or ()))
         result = Result("timed", float(stats["median"]), turns=turns)
         threads = int(extra.get("threads", 0))
-        if not 0 < result.seconds < math.inf:
-            raise ValueError(f"{name} has a time that is no number above 0")
+        _number(result.seconds, *turns, above=True)
+        _number(case.flops, case.bytes)
         timed.append(Timed(file, threads, Comparison(case, {ENGINE: result}, None)))
     machine = data.get("machine_info", {})
     cpu = machine.get("cpu", {}).get("brand_raw") or machine.get("processor") or "unknown CPU"
@@ -144,14 +148,47 @@ def _from_pytest(path: Path, data: dict) -> Results:
 
 
 def _checked(comparison: Comparison) -> Comparison:
-    """The comparison; ValueError where a number is none, or no time."""
+    """The comparison; an error where something is not what a report can show."""
     case = comparison.case
-    numbers = [case.flops, case.bytes]
-    for result in comparison.results.values():
-        numbers += [result.seconds, *result.turns] if result.status == "timed" else []
-    if not all(isinstance(x, int | float) and 0 < x < math.inf for x in numbers):
-        raise ValueError(f"{case.name} has a time or a size that is no number above 0")
+    sizes = (case.batch, case.n_heads, case.n_kv_heads, case.n_q, case.n_kv, case.d)
+    _number(*sizes, above=True)
+    _number(case.window_left)
+    _number(case.flops, case.bytes, above=True)
+    _text(case.name, case.dtype, case.mask or "", case.score or "")
+    for name, result in comparison.results.items():
+        _text(name, result.status, result.note)
+        _number(result.error)
+        if result.seconds is not None or result.status == "timed":
+            _number(result.seconds, *result.turns, above=True)
+    if comparison.limit is not None:
+        _number(comparison.limit.rate, above=True)
     return comparison
+
+
+def _memory(record: dict) -> dict:
+    """What one contender needs at each length."""
+    _text(record["contender"])
+    lengths = [{"n": entry["n"], "bytes": entry["bytes"]} for entry in record["lengths"]]
+    for entry in lengths:
+        _number(entry["n"], above=True)
+        _number(entry["bytes"])
+    return {"contender": record["contender"], "lengths": lengths}
+
+
+def _number(*values: float | None, above: bool = False) -> None:
+    """ValueError where one is no finite number from 0 on, or `above` it; None may stand for 0."""
+    for value in values:
+        if value is None and not above:
+            continue
+        if not isinstance(value, int | float) or not 0 <= value < math.inf or (above and not value):
+            raise ValueError(f"{value!r} is no number {'above 0' if above else 'from 0 on'}")
+
+
+def _text(*values: str) -> None:
+    """TypeError where one is not a string."""
+    for value in values:
+        if not isinstance(value, str):
+            raise TypeError(f"{value!r} is no text")
 
 
 def _suite_of(comparison: Comparison) -> str:
