@@ -19,8 +19,10 @@ def progress_bar(total: int) -> Iterator[Callable[..., None]]:
         from rich.console import Console
         from rich.progress import Progress
     except ImportError:
-        yield PlainBar(total)
-        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+        try:
+            yield PlainBar(total)
+        finally:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
         return
     # Results go to stdout as they are: they may be redirected to a file.
     console = Console(stderr=True)

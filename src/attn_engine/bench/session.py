@@ -9,6 +9,7 @@ an interrupted one stopped.
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from .cases import Case
@@ -20,7 +21,7 @@ from .suites import NOISE, SUITES
 
 FILE = "results.json"
 KIND = "attn_engine bench"
-SECONDS, QUICK_SECONDS = 0.6, 0.12  # for each contender and case
+SECONDS, QUICK_SECONDS = 0.6, 0.12
 READS = (2**23, 2**28)  # bytes: what fits in a shared cache, and what does not
 TWIN = "attn_engine.bench.contenders:prepare_attn_engine"  # attn_engine as a contender of one's own
 # glibc then gives back at once what is freed, so that nothing is used again without being counted.
@@ -50,6 +51,11 @@ class Settings:
     def names(self) -> tuple[str, ...]:
         """Contenders, attn_engine first."""
         return tuple(dict.fromkeys((ENGINE, *(self.contenders or CONTENDERS))))
+
+    @property
+    def seconds(self) -> float:
+        """For each contender and case."""
+        return QUICK_SECONDS if self.quick else SECONDS
 
     @property
     def counts(self) -> list[int]:
@@ -146,8 +152,8 @@ class Session:
         """The cases of one number of threads, after what the machine can do and the A/A run."""
         if self._run_of(threads) is not None and not self._to_do(threads):
             return
-        step(f"{threads} threads: libraries start", 0)
-        seconds = QUICK_SECONDS if self.settings.quick else SECONDS
+        step(f"libraries start, threads: {threads}", 0)
+        say, seconds = partial(step, advance=0), self.settings.seconds
         with Team((*self.settings.names, TWIN), threads) as team:
             run = self._begin(team, step)
             present = [name for name in self.settings.names if name not in team.missing]
@@ -158,7 +164,6 @@ class Session:
                     if case.kv_bytes not in reads:
                         reads[case.kv_bytes] = team.read_limit(case.kv_bytes)
                     limit = reads[case.kv_bytes]
-                say = _words(step)
                 comparison = team.compare(case, seconds, limit=limit, names=present, on_turn=say)
                 run["comparisons"].append(comparison.as_dict() | {"suite": suite})
                 self._save()
@@ -180,11 +185,9 @@ class Session:
         step("what the machine can do", 0)
         run["product"] = asdict(team.limit())
         run["reads"] = [{"bytes": n} | asdict(team.read_limit(n)) for n in READS]
-        seconds = QUICK_SECONDS if self.settings.quick else SECONDS
-        noise = [
-            team.compare(case, seconds, names=(ENGINE, TWIN), on_turn=_words(step))
-            for case in NOISE
-        ]
+        step("attn_engine against itself", 0)
+        pair, seconds = (ENGINE, TWIN), self.settings.seconds
+        noise = [team.compare(case, seconds, names=pair) for case in NOISE]
         run["noise"] = [comparison.as_dict() for comparison in noise]
         self.result["runs"].append(run)
         self._save()
@@ -217,8 +220,3 @@ def extra_memory(name: str, threads: int, cases: Iterable[Case]) -> list[dict]:
     finally:
         process.close()
     return records
-
-
-def _words(step: Callable) -> Callable[[str], None]:
-    """For `Team.compare`: words that begin no new step of the bar."""
-    return lambda text: step(text, 0)

@@ -108,7 +108,7 @@ def _from_runs(path: Path, data: dict, runs: list[dict]) -> Results:
         path,
         str(data["command"]),
         str(first["date"]),
-        dict(first["machine"]),
+        _machine(first["machine"]),
         {name: str(version) for name, version in first["versions"].items()},
         dict(first["missing"]),
         int(first["threads"]),
@@ -142,6 +142,7 @@ def _from_pytest(path: Path, data: dict) -> Results:
     threads = max((t.threads for t in timed), default=0)
     date = str(data.get("datetime", "unknown date"))
     command = f"pytest --benchmark-json {path.name}"
+    facts = _machine(facts)
     return Results(
         path, command, date, facts, versions, {}, threads, timed, None, [], None, [], True
     )
@@ -163,6 +164,12 @@ def _checked(comparison: Comparison) -> Comparison:
     if comparison.limit is not None:
         _number(comparison.limit.rate, above=True)
     return comparison
+
+
+def _machine(facts: dict) -> dict:
+    """What is known of the machine, with a dict for each part."""
+    parts = ("isa", "threads", "wait_policy")
+    return facts | {name: dict(facts.get(name) or {}) for name in parts}
 
 
 def _memory(record: dict) -> dict:

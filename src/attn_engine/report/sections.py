@@ -219,13 +219,13 @@ def comparison_with(results: Results, other: Results) -> Section:
 def machine(results: Results) -> Section:
     """What is needed to understand the numbers, and to get them again."""
     facts = results.machine
-    isa, counts = facts.get("isa") or {}, facts.get("threads") or {}
-    policy = facts.get("wait_policy") or {}
+    isa, policy = facts["isa"], facts["wait_policy"]
+    cores = facts["threads"].get("affinity")
     rows = [
         ["CPU", str(facts.get("cpu", "unknown"))],
-        ["cores", f"{counts['affinity']} usable" if "affinity" in counts else ""],
+        ["cores", str(cores or "")],
         ["system", f"{facts.get('platform', '')}, Python {facts.get('python', '')}"],
-        ["tier", f"{isa['selected']} ({isa['reason']})" if isa else ""],
+        ["tier", f"{isa.get('selected')} ({isa.get('reason')})" if isa else ""],
         ["compiler", str(facts.get("compiler", ""))],
         ["waiting threads", ", ".join(f"{name} {value}" for name, value in policy.items())],
         ["versions", ", ".join(f"{name} {version}" for name, version in results.versions.items())],
