@@ -3,8 +3,7 @@
 from typing import ClassVar
 
 from attn_engine.bench.cases import Case
-from attn_engine.bench.compare import Comparison, Limit, Result
-from attn_engine.bench.session import TWIN
+from attn_engine.bench.compare import TWIN, Comparison, Limit, Result
 
 SPEEDS = {"attn_engine": 1.0, TWIN: 1.02, "torch": 2.0, "numpy": 4.0}  # times that
 ERRORS = {"attn_engine": 1e-7, TWIN: 1e-7, "torch": 3e-7, "numpy": 2e-7}

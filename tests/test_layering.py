@@ -18,10 +18,10 @@ PYTHON_FILES = sorted(
 
 # A module imports only modules before it.
 LAYERS = [
-    *("_core", "shapes", "arrays", "options", "weights", "viz", "analysis", "outputs", "problem"),
-    *("packed", "config", "projected", "problem_classic", "problem_additive", "additive"),
-    *("multiplicative", "monotonic", "dot_product", "varlen", "plans", "merge", "rotary"),
-    *("projection", "parameters", "problem_multihead", "multihead", "__init__"),
+    *("_core", "_load", "shapes", "arrays", "options", "weights", "viz", "analysis", "outputs"),
+    *("problem", "packed", "config", "projected", "problem_classic", "problem_additive"),
+    *("additive", "multiplicative", "monotonic", "dot_product", "varlen", "plans", "merge"),
+    *("rotary", "projection", "parameters", "problem_multihead", "multihead", "__init__"),
 ]
 # Programs on top of the package: they use it, and it knows nothing of them.
 EXTRAS = ["bench", "cli", "demo", "demo_sweep", "interop", "report", "__main__"]
@@ -36,7 +36,7 @@ OWNERS = {
     r"\b_mm\d*_|\b__m\d+|immintrin|arm_neon|\bv(ld|st)1q?_": ["simd_avx2.h", "simd_avx512.h"],
     r"\b(printf|fprintf|puts|abort|exit)\b": [],
 }
-KERNELS = ["prefill.c", "decode.c", "softmax.c", "additive.c"]
+KERNELS = ["prefill.c", "decode.c", "softmax.c", "additive.c", "append.c"]
 
 
 def code(path):

@@ -24,9 +24,11 @@ from .cases import Case
 from .contenders import ENGINE
 
 METERS = ("torch", "numpy")  # whose products measure the machine: no one BLAS is best everywhere
+TWIN = "attn_engine.bench.contenders:prepare_attn_engine"  # attn_engine as a contender of one's own
 ROUNDS = 6
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 WAIT_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # of idle threads
+OPENMP_SPIN_COUNT = "300000"  # GCC's own: what it is to others where attn_engine is not imported
 SLOWING_VARIABLES = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")  # they choose kernels of other CPUs
 
 
@@ -120,6 +122,8 @@ class Process:
     ):
         env = {k: v for k, v in os.environ.items() if k not in SLOWING_VARIABLES}
         env |= {variable: str(threads) for variable in THREAD_VARIABLES} | variables
+        if name not in (ENGINE, TWIN) and "OMP_WAIT_POLICY" not in env:
+            env.setdefault("GOMP_SPINCOUNT", OPENMP_SPIN_COUNT)
         env["CI"] = "true"  # OpenVINO forks to report its use over the network, but not in CI
         env["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
         self._popen = subprocess.Popen(
@@ -300,7 +304,7 @@ def report(team: Team, comparisons: Iterable[Comparison], command: str) -> dict:
 
 def machine() -> dict:
     """The CPU, how idle threads wait, and what `attn_engine.show_config` says of the rest."""
-    policy = {name: os.environ.get(name, "not set") for name in WAIT_VARIABLES}
+    policy = {name: os.environ.get(name, "each library's own") for name in WAIT_VARIABLES}
     return {"cpu": _cpu_model(), "wait_policy": policy} | show_config("dicts")
 
 

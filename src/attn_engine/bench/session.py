@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from .cases import Case
-from .compare import Comparison, Limit, Process, Team, report
+from .compare import TWIN, Comparison, Limit, Process, Team, report
 from .contenders import CONTENDERS, ENGINE
 from .files import BadInput, make_folder, read_json, write_whole
 from .progress import progress_bar
@@ -23,7 +23,6 @@ FILE = "results.json"
 KIND = "attn_engine bench"
 SECONDS, QUICK_SECONDS = 0.6, 0.12
 READS = (2**23, 2**28)  # bytes: what fits in a shared cache, and what does not
-TWIN = "attn_engine.bench.contenders:prepare_attn_engine"  # attn_engine as a contender of one's own
 # glibc then gives back at once what is freed, so that nothing is used again without being counted.
 NOTHING_KEPT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
 WARM_UP = Case("warm_up", 1, 1, 1, 16, 16, 16)
