@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Make README's tables and charts from the JSON of benchmarks/peers.py.
+"""Make README's tables and charts from the JSON of benchmarks/peers.py, or of benchmarks/cost.py.
 
     python benchmarks/figures.py one_thread.json all_threads.json
+    python benchmarks/figures.py cost.json
 
 Rewrites what stands in README.md between <!-- speed --> and <!-- /speed --> and docs/speed.svg from
 the cases of attention, and <!-- additive --> and docs/additive.svg from those of recurrent networks,
 as far as the files have such cases. Every case that was timed is in a table, the lost ones included.
+With the second line docs/cost.svg.
 """
 
 import json
@@ -14,8 +16,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from cost import score_cost
+
+from attn_engine.bench.cases import Case
 from attn_engine.bench.contenders import ENGINE
-from attn_engine.report.svg import bars, colour
+from attn_engine.report.svg import bars, colour, plot
 from attn_engine.report.tables import short_time
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -38,13 +43,23 @@ ADDITIVE_CHART = (
 DRAWN = ("attn_engine", "torch", "onnxruntime", "openvino")
 ADDITIVE_DRAWN = ("numpy", "torch.compile", "torch", "onnxruntime", "openvino")
 LONGEST = 200  # times as fast, at the right end of the logarithmic axis
+LINES = {
+    "d 64, full": "#0072b2",
+    "d 64, causal": "#56b4e9",
+    "d 128, full": "#d55e00",
+    "d 128, causal": "#e69f00",
+}
+FLAT_FROM = 256  # tokens, where a call's fixed cost should no longer show
 
 
 def main() -> int:
-    if len(sys.argv) != 3:
+    if len(sys.argv) not in (2, 3):
         print(__doc__.split("\n\n")[1], file=sys.stderr)
         return 2
     runs = [json.loads(Path(name).read_text(encoding="utf-8")) for name in sys.argv[1:]]
+    if len(runs) == 1:
+        (ROOT / "docs" / "cost.svg").write_text(cost_chart(runs[0]), encoding="utf-8")
+        return 0
     for section, draw, classic in (
         ("speed", speed_chart, False),
         ("additive", additive_chart, True),
@@ -107,7 +122,8 @@ def table(runs: list[dict]) -> str:
         limits = " and ".join(f"{run['product_gflops']:.0f}" for run in runs)
         what += (
             f" %: share of the limit measured in the same run ({limits} Gflop/s for the best 2048³ "
-            "float32 product; for decode, reading as many bytes)."
+            "float32 product; for decode the rate of summing one buffer of the size of K and V over "
+            "and over, out of whichever cache holds it)."
         )
     lines += [
         "",
@@ -168,8 +184,42 @@ def chart(
                 label = contender if contender == ENGINE else f"{contender} {number:.3g}"
                 group.append((label, colour(contender), length(number)))
         groups.append((words, group))
-    where = f"{run['machine']['cpu']}, {run['threads']} thread, {run['date'][:10]}"
-    return bars(groups, title, f"{note}; {where}; every result checked first")
+    return bars(groups, title, f"{note}; {where(run)}")
+
+
+def cost_chart(run: dict) -> str:
+    """An SVG of lines: time per visible score against the number of tokens."""
+    lines = {name: {} for name in LINES}
+    for row in run["comparisons"]:
+        case = Case(**row["case"])
+        name = f"d {case.d}, {'causal' if case.is_causal else 'full'}"
+        lines[name][case.n_kv] = score_cost(case, row["results"][ENGINE]["seconds"])
+    full, causal = (
+        max(
+            cost / min(line.values())
+            for name, line in lines.items()
+            for n, cost in line.items()
+            if name.endswith(kind) and n >= FLAT_FROM
+        )
+        for kind in ("full", "causal")
+    )
+    note = f"from {FLAT_FROM} on within {full:.2f} (full), {causal:.2f} (causal) of the lowest"
+    return plot(
+        {name: sorted(line.items()) for name, line in lines.items()},
+        "Picoseconds per visible score, by number of tokens",
+        f"{note}; {where(run)}",
+        "tokens",
+        "ps",
+        width=760,
+        x_ticks=[n for n in sorted(lines["d 64, full"]) if n & (n - 1) == 0],
+        colours=LINES,
+    )
+
+
+def where(run: dict) -> str:
+    """On what it was measured, in a few words."""
+    machine = f"{run['machine']['cpu']}, {run['threads']} thread, {run['date'][:10]}"
+    return f"{machine}; every result checked first"
 
 
 if __name__ == "__main__":

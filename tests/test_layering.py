@@ -21,6 +21,7 @@ LAYERS = [
     *("_core", "_load", "shapes", "arrays", "options", "weights", "viz", "analysis", "outputs"),
     *("problem", "packed", "config", "projected", "problem_classic", "problem_additive"),
     *("additive", "multiplicative", "monotonic", "dot_product", "varlen", "plans", "merge"),
+    *("cache_kind", "pages", "pools", "problem_cache", "cache"),
     *("rotary", "projection", "parameters", "problem_multihead", "multihead", "__init__"),
 ]
 # Programs on top of the package: they use it, and it knows nothing of them.

@@ -2,6 +2,7 @@
 
 from ._load import version as __version__
 from .additive import additive_attention, concat_attention, project_keys
+from .cache import KVCache
 from .config import get_isa, get_num_threads, set_isa, set_num_threads, show_config
 from .dot_product import (
     AttentionResult,
@@ -23,6 +24,7 @@ from .varlen import scaled_dot_product_attention_varlen
 __all__ = [
     "AttentionResult",
     "ContextResult",
+    "KVCache",
     "MergedAttention",
     "MultiheadAttention",
     "MultiheadResult",

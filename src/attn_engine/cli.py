@@ -1,6 +1,7 @@
 """The ``attn-engine`` command.
 
-Exit codes: 0 all well, 1 a result was wrong or something failed, 2 a bad command line, file or variable.
+Exit codes: 0 all well, 1 a result was wrong or something failed, 2 a bad command line, file or
+variable.
 """
 
 import argparse

@@ -41,7 +41,7 @@ def causal(quick: bool) -> list[Case]:
 
 
 def decode(quick: bool) -> list[Case]:
-    """One query over a cache, with a head of keys for each of queries and for four: is it read once?"""
+    """One query over a cache, one or four query heads for each of keys: is it read once?"""
     ns = (512, 2048) if quick else (512, 2048, 8192, 32768)
     heads = ((8, 8, 64), (32, 8, 128))
     return [step("decode", n, *sizes) for sizes in heads for n in ns]

@@ -83,7 +83,7 @@ class Worker:
 
 
 def peak_memory(*, reset: bool = False) -> int | None:
-    """Bytes in memory at most since the last reset; None where the system does not tell (Linux does)."""
+    """Most bytes in memory since the last reset; None where the system (not Linux) is silent."""
     try:
         if reset:
             Path("/proc/self/clear_refs").write_text("5")

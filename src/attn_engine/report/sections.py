@@ -1,4 +1,4 @@
-"""What a report says, section by section: words, charts and tables, for every form it is written in."""
+"""What a report says, section by section, whatever the form it is written in."""
 
 import math
 from collections import defaultdict
@@ -60,11 +60,14 @@ def _drawn(title: str, text: str, drawn: Sequence[str], table: Table | None = No
 
 
 ROOFLINE = (
-    "A case cannot be faster than the arithmetic (the best 2048³ float32 matrix product of this run) "
-    "nor than reading what it needs (measured in this run with buffers of two sizes: data that "
+    "A case cannot be faster than the arithmetic (the best 2048³ float32 matrix product of this "
+    "run) nor than reading what it needs (measured in this run with buffers of two sizes: data that "
     "stay in a cache may be above the line of memory)."
 )
-MEMORY = "What setting up and one call add at their peak, measured in a fresh process for each contender."
+MEMORY = (
+    "What setting up and one call add at their peak, measured in a fresh process for each "
+    "contender."
+)
 ERRORS = (
     "Error: the largest of sampled rows against float64, over the largest right value. Speed: "
     "geometric mean over the cases that both were timed on."
@@ -202,8 +205,8 @@ def comparison_with(results: Results, other: Results) -> Section:
         versions = [r.versions.get(name, "unknown version") for r in (results, other)]
         means.append(f"{name} ({' and '.join(dict.fromkeys(versions))}) {mean:.2f}")
     what = (
-        f"Ratio: time in the first, {results.path}, over time in the second, {other.path}; above 1, "
-        "the second is faster. "
+        f"Ratio: time in the first, {results.path}, over time in the second, {other.path}; "
+        "above 1, the second is faster. "
         "Intervals (of medians, at least 9 times of 10 right) hold what varies within a run; what "
         "differs between two runs shows in contenders whose version did not change."
     )

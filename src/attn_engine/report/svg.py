@@ -6,12 +6,14 @@ Each is a whole SVG file that follows the reader's light or dark theme and fits 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from xml.sax.saxutils import escape, quoteattr
 
 Points = Sequence[tuple[float, float]]
 
+OURS = "attn_engine"
 COLOURS = {  # of Okabe and Ito, made to be told apart with any colour vision
-    "attn_engine": "#0072b2",
+    OURS: "#0072b2",
     "torch": "#d55e00",
     "onnxruntime": "#009e73",
     "openvino": "#cc79a7",
@@ -127,6 +129,7 @@ def plot(
     x_ticks: Sequence[float] | None = None,
     log: tuple[bool, bool] = (True, False),
     tooltip: Callable[[str, int], str] | None = None,
+    colours: Mapping[str, str] = MappingProxyType(COLOURS),
 ) -> str:
     """Lines with their names at their ends, or points with a legend; dashed lines are named too.
 
@@ -146,8 +149,11 @@ def plot(
         Which axes are logarithmic; one that is not begins at 0.
     tooltip : callable, optional
         From name and index of a point to what is shown on hover.
+    colours : mapping of str to str
+        Of the series.
     """
     dashed = dashed or {}
+    inks = {name: colours.get(name, OTHER) for name in series}
     every = [point for points in (*series.values(), *dashed.values()) for point in points]
     x = _axis([point[0] for point in every], LEFT, width - RIGHT, log[0], room=1)
     y = _axis([point[1] for point in every], HEIGHT - BOTTOM, TOP, log[1], room=1.08)
@@ -156,26 +162,26 @@ def plot(
         parts.append(f'<path class="r" d="{_path(points, x, y)}"/>')
     for name, points in reversed(series.items()):  # the first on top
         if connect:
-            thick = 3 if name == next(iter(series)) else 1.8
+            thick = 3 if name == OURS else 1.8
             parts.append(
-                f'<path d="{_path(points, x, y)}" fill="none" stroke="{colour(name)}" '
+                f'<path d="{_path(points, x, y)}" fill="none" stroke="{inks[name]}" '
                 f'stroke-width="{thick}"/>'
             )
         for i, (px, py) in enumerate(points):
             words = tooltip(name, i) if tooltip else f"{name}: {number(px)}, {number(py)}"
             parts.append(
-                f'<circle cx="{x(px):.1f}" cy="{y(py):.1f}" r="3.5" fill="{colour(name)}" fill-opacity=".85">'
-                f"<title>{escape(words)}</title></circle>"
+                f'<circle cx="{x(px):.1f}" cy="{y(py):.1f}" r="3.5" fill="{inks[name]}" '
+                f'fill-opacity=".85"><title>{escape(words)}</title></circle>'
             )
     if connect:
         ends = {name: points[-1] for name, points in (series | dashed).items()}
         parts.append(
-            _labels({name: (x(px) + 8, y(py) + 4) for name, (px, py) in ends.items()}, y, series)
+            _labels({name: (x(px) + 8, y(py) + 4) for name, (px, py) in ends.items()}, y, inks)
         )
     else:
         starts = {name: points[0] for name, points in dashed.items()}
-        parts.append(_labels({n: (x(px) + 4, y(py) - 5) for n, (px, py) in starts.items()}, y, ()))
-        parts.append(_legend(series, x, y))
+        parts.append(_labels({n: (x(px) + 4, y(py) - 5) for n, (px, py) in starts.items()}, y, {}))
+        parts.append(_legend(inks, x, y))
     return document(width, HEIGHT, title, note, "".join(parts), STYLE + PLOT_STYLE)
 
 
@@ -215,9 +221,10 @@ def _grid(x: Axis, y: Axis, x_ticks, x_label: str, y_label: str) -> str:
     for value in x_ticks or x.ticks():
         at = x(value)
         if at - last > 34:  # numbers do not touch
+            words = f"{value:g}" if x_ticks else number(value)
             parts.append(
                 f'<text x="{at:.1f}" y="{y.first + 16}" text-anchor="middle" class="s">'
-                f"{number(value)}</text>"
+                f"{words}</text>"
             )
             last = at
     parts.append(
@@ -227,26 +234,26 @@ def _grid(x: Axis, y: Axis, x_ticks, x_label: str, y_label: str) -> str:
     return "".join(parts)
 
 
-def _labels(places: Mapping[str, tuple[float, float]], y: Axis, colours: Iterable[str]) -> str:
-    """Names at (x, y), moved apart where they would touch; those of `colours` with their colour."""
+def _labels(places: Mapping[str, tuple[float, float]], y: Axis, inks: Mapping[str, str]) -> str:
+    """Names at (x, y), moved apart where they would touch, each with its colour if it has one."""
     parts, above = [], -math.inf
     wanted = sorted((at, left, name) for name, (left, at) in places.items())
     for i, (at, left, name) in enumerate(wanted):
         lowest = y.first + 8 - (len(wanted) - 1 - i) * LINE_HEIGHT
         above = max(min(at, lowest), above + LINE_HEIGHT)
-        if name in colours:
+        if name in inks:
             parts.append(
-                f'<circle cx="{left + 3:.1f}" cy="{above - 4:.1f}" r="3.5" fill="{colour(name)}"/>'
+                f'<circle cx="{left + 3:.1f}" cy="{above - 4:.1f}" r="3.5" fill="{inks[name]}"/>'
             )
             left += 10
         parts.append(f'<text x="{left:.1f}" y="{above:.1f}" class="l o">{escape(name)}</text>')
     return "".join(parts)
 
 
-def _legend(series: Mapping[str, Points], x: Axis, y: Axis) -> str:
+def _legend(inks: Mapping[str, str], x: Axis, y: Axis) -> str:
     """Names in a column at the right, each with its colour."""
     return "".join(
-        f'<circle cx="{x.last + 14}" cy="{y.last + 4 + 16 * i}" r="4" fill="{colour(name)}"/>'
+        f'<circle cx="{x.last + 14}" cy="{y.last + 4 + 16 * i}" r="4" fill="{ink}"/>'
         f'<text x="{x.last + 22}" y="{y.last + 8 + 16 * i}" class="l">{escape(name)}</text>'
-        for i, name in enumerate(series)
+        for i, (name, ink) in enumerate(inks.items())
     )
