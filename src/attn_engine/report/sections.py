@@ -3,7 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ..bench.contenders import ENGINE
 from . import charts
@@ -20,7 +20,7 @@ class Section:
     text: Sequence[str] = ()
     charts: Sequence[str] = ()
     table: Table | None = None
-    code: Sequence[str] = field(default_factory=list)
+    code: Sequence[str] = ()
 
 
 def summary(results: Results) -> dict:
