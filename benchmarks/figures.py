@@ -15,14 +15,15 @@ import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from xml.sax.saxutils import escape
 
 from cost import score_cost
 
 from attn_engine.bench.cases import Case
+from attn_engine.bench.contenders import ENGINE
+from attn_engine.report.svg import bars, colour, plot
+from attn_engine.report.tables import short_time
 
 ROOT = Path(__file__).resolve().parent.parent
-ENGINE = "attn_engine"
 CHART = (  # the cases of the chart, one for each kind of work
     ("prefill_1k_d64", "prefill, 1024 tokens"),
     ("causal_2k_d64", "causal, 2048 tokens"),
@@ -39,20 +40,14 @@ ADDITIVE_CHART = (
     ("additive_4x256x1024_d128", "256 steps, 1024 states"),
     ("additive_1x32x8192_d256", "32 steps, 8192 states"),
 )
-COLOURS = {
-    "attn_engine": "#0072b2",
-    "torch": "#d55e00",
-    "onnxruntime": "#009e73",
-    "openvino": "#cc79a7",
-}
-ADDITIVE_COLOURS = {"numpy": "#56b4e9", "torch.compile": "#e69f00"} | COLOURS
+DRAWN = ("attn_engine", "torch", "onnxruntime", "openvino")
+ADDITIVE_DRAWN = ("numpy", "torch.compile", "torch", "onnxruntime", "openvino")
 LONGEST = 200  # times as fast, at the right end of the logarithmic axis
-LEFT, UNIT = 190, 430  # pixels: where bars begin, and the length of the longest
-LINES = {  # of the chart of costs: is_causal, d
-    (False, 64): "#0072b2",
-    (True, 64): "#56b4e9",
-    (False, 128): "#d55e00",
-    (True, 128): "#e69f00",
+LINES = {
+    "d 64, full": "#0072b2",
+    "d 64, causal": "#56b4e9",
+    "d 128, full": "#d55e00",
+    "d 128, causal": "#e69f00",
 }
 FLAT_FROM = 256  # tokens, where a call's fixed cost should no longer show
 
@@ -109,11 +104,11 @@ def table(runs: list[dict]) -> str:
         cells = [f"`{rows[0]['case']['name']}`"]
         for row in rows:
             times, peer = seconds(row), row["best_peer"]
-            mine = f"{time(times[ENGINE])}"
+            mine = f"{short_time(times[ENGINE])}"
             share = row["results"][ENGINE]["share"]
             cells += [f"{mine}, {share:.0%}" if share else mine]
             cells += [
-                f"{peer} {time(times[peer])}" if peer else "none",
+                f"{peer} {short_time(times[peer])}" if peer else "none",
                 f"{row['ratio']:.2f}" if peer else "",
             ]
         lines.append("| " + " | ".join(cells) + " |")
@@ -143,17 +138,12 @@ def table(runs: list[dict]) -> str:
     return "\n".join(lines)
 
 
-def time(s: float) -> str:
-    """Three digits and a unit."""
-    return f"{s * 1e6:.3g} µs" if s < 1e-3 else f"{s * 1e3:.3g} ms"
-
-
 def speed_chart(run: dict) -> str:
     """An SVG of horizontal bars: speed of each contender, attn_engine's being 1."""
     return chart(
         run,
         CHART,
-        COLOURS,
+        DRAWN,
         lambda mine, other: mine / other,
         lambda speed: speed,
         "Attention on one CPU core: speed, attn_engine = 1",
@@ -166,7 +156,7 @@ def additive_chart(run: dict) -> str:
     return chart(
         run,
         ADDITIVE_CHART,
-        {name: colour for name, colour in ADDITIVE_COLOURS.items() if name != ENGINE},
+        ADDITIVE_DRAWN,
         lambda mine, other: other / mine,
         lambda factor: math.log(max(factor, 1)) / math.log(LONGEST),
         "Additive attention on one CPU core: how many times as fast attn_engine is",
@@ -177,7 +167,7 @@ def additive_chart(run: dict) -> str:
 def chart(
     run: dict,
     rows: tuple[tuple[str, str], ...],
-    colours: dict[str, str],
+    drawn: tuple[str, ...],
     value: Callable[[float, float], float],
     length: Callable[[float], float],
     title: str,
@@ -185,94 +175,51 @@ def chart(
 ) -> str:
     """An SVG of a group of bars for each case; a bar's value is made of our time and its own."""
     by_name = {row["case"]["name"]: row for row in run["comparisons"]}
-    parts, y = [], 64
+    groups = []
     for name, words in rows:
-        all_times = seconds(by_name[name])
-        times = {n: s for n, s in all_times.items() if n in colours}
-        parts.append(
-            f'<text x="{LEFT - 12}" y="{y + 13}" text-anchor="end" class="t">{escape(words)}</text>'
-        )
-        for contender, s in sorted(times.items(), key=lambda item: item[1]):
-            number = value(all_times[ENGINE], s)
-            width = max(1.0, UNIT * length(number))
-            label = contender if contender == ENGINE else f"{contender} {number:.3g}"
-            parts.append(
-                f'<rect x="{LEFT}" y="{y}" width="{width:.1f}" height="14" rx="2" '
-                f'fill="{colours[contender]}"/>'
-                f'<text x="{LEFT + width + 6:.1f}" y="{y + 11.5}" class="l">{label}</text>'
-            )
-            y += 17
-        y += 11
-    return picture(run, title, note, y + 8, parts)
+        times, group = seconds(by_name[name]), []
+        for contender in sorted(drawn, key=lambda n: times.get(n, math.inf)):
+            if contender in times:
+                number = value(times[ENGINE], times[contender])
+                label = contender if contender == ENGINE else f"{contender} {number:.3g}"
+                group.append((label, colour(contender), length(number)))
+        groups.append((words, group))
+    return bars(groups, title, f"{note}; {where(run)}")
 
 
 def cost_chart(run: dict) -> str:
     """An SVG of lines: time per visible score against the number of tokens."""
-    lines = {key: {} for key in LINES}
+    lines = {name: {} for name in LINES}
     for row in run["comparisons"]:
         case = Case(**row["case"])
-        cost = score_cost(case, row["results"][ENGINE]["seconds"])
-        lines[case.is_causal, case.d][case.n_kv] = cost
+        name = f"d {case.d}, {'causal' if case.is_causal else 'full'}"
+        lines[name][case.n_kv] = score_cost(case, row["results"][ENGINE]["seconds"])
     full, causal = (
         max(
             cost / min(line.values())
-            for (is_causal, _), line in lines.items()
+            for name, line in lines.items()
             for n, cost in line.items()
-            if is_causal == kind and n >= FLAT_FROM
+            if name.endswith(kind) and n >= FLAT_FROM
         )
-        for kind in (False, True)
+        for kind in ("full", "causal")
     )
-    lengths = sorted(lines[False, 64])
-    octaves = math.log2(lengths[-1] / lengths[0])
-    step = 1000  # picoseconds between marks
-    top = math.ceil(max(max(line.values()) for line in lines.values()) / step) * step
-    left, right, high, low = 60, 600, 64, 304
-
-    def x(n: int) -> float:
-        return left + (right - left) * math.log2(n / lengths[0]) / octaves
-
-    def y(cost: float) -> float:
-        return low - (low - high) * cost / top
-
-    parts = []
-    for mark in range(0, top + 1, step):
-        parts.append(
-            f'<path d="M{left} {y(mark):.1f}H{right}" stroke="#8c959f" stroke-opacity=".35"/>'
-            f'<text x="{left - 8}" y="{y(mark) + 4:.1f}" text-anchor="end" class="l">{mark}</text>'
-        )
-    for n in (n for n in lengths if n & (n - 1) == 0):
-        parts.append(
-            f'<text x="{x(n):.1f}" y="{low + 18}" text-anchor="middle" class="l">{n}</text>'
-        )
-    for (is_causal, d), line in lines.items():
-        colour = LINES[is_causal, d]
-        points = " ".join(f"{x(n):.1f},{y(cost):.1f}" for n, cost in sorted(line.items()))
-        at = y(lines[False, d][lengths[-1]]) + (14 if is_causal else 0)
-        words = f"d {d}, {'causal' if is_causal else 'full'}"
-        parts.append(
-            f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>'
-            f'<text x="{right + 8}" y="{at:.1f}" class="l" style="fill:{colour}">{words}</text>'
-        )
     note = f"from {FLAT_FROM} on within {full:.2f} (full), {causal:.2f} (causal) of the lowest"
-    title = "Picoseconds per visible score, by number of tokens"
-    return picture(run, title, note, low + 32, parts)
+    return plot(
+        {name: sorted(line.items()) for name, line in lines.items()},
+        "Picoseconds per visible score, by number of tokens",
+        f"{note}; {where(run)}",
+        "tokens",
+        "ps",
+        width=760,
+        x_ticks=[n for n in sorted(lines["d 64, full"]) if n & (n - 1) == 0],
+        colours=LINES,
+    )
 
 
-def picture(run: dict, title: str, note: str, height: int, parts: list[str]) -> str:
-    """A whole SVG: title, a line about the run, and what was drawn below them."""
-    style = (
-        "text{font-family:system-ui,sans-serif;fill:#1f2328}.h{font-size:15px;font-weight:600}"
-        ".t{font-size:13px}.l{font-size:11px}.s{font-size:11px;fill:#656d76}"
-        "@media(prefers-color-scheme:dark){text{fill:#e6edf3}.s{fill:#9198a1}}"
-    )
-    where = f"{run['machine']['cpu']}, {run['threads']} thread, {run['date'][:10]}"
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 760 {height}" width="760" '
-        f'height="{height}" role="img" aria-label="{escape(title)}"><style>{style}</style>'
-        f'<text x="16" y="24" class="h">{escape(title)}</text>'
-        f'<text x="16" y="43" class="s">{escape(note)}; {escape(where)}; every result checked '
-        "first</text>" + "".join(parts) + "</svg>\n"
-    )
+def where(run: dict) -> str:
+    """On what it was measured, in a few words."""
+    machine = f"{run['machine']['cpu']}, {run['threads']} thread, {run['date'][:10]}"
+    return f"{machine}; every result checked first"
 
 
 if __name__ == "__main__":

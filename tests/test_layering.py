@@ -26,7 +26,7 @@ LAYERS = [
     *("rotary", "projection", "parameters", "problem_multihead", "multihead", "__init__"),
 ]
 # Programs on top of the package: they use it, and it knows nothing of them.
-EXTRAS = ["bench", "cli", "demo", "demo_sweep", "interop", "__main__"]
+EXTRAS = ["bench", "cli", "demo", "demo_sweep", "interop", "report", "__main__"]
 
 # What only its owner may mention, in the C sources.
 OWNERS = {

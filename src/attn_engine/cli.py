@@ -1,6 +1,7 @@
 """The ``attn-engine`` command.
 
-Exit codes: 0 all well, 1 a result was wrong or something failed, 2 a bad command line or variable.
+Exit codes: 0 all well, 1 a result was wrong or something failed, 2 a bad command line, file or
+variable.
 """
 
 import argparse
@@ -8,11 +9,13 @@ import json
 import os
 import shlex
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 
 from . import config, get_num_threads, show_config
+from .bench.files import BadInput
 
 FORMULA_TOLERANCE = 1e-12  # the sentence is float64
 
@@ -38,6 +41,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return fail("interrupted")
+    except BadInput as error:
+        return fail(str(error), 2)
     except (OSError, ValueError, RuntimeError) as error:
         return fail(str(error))
 
@@ -62,7 +67,54 @@ def make_parser() -> Parser:
         "--threads", type=positive, metavar="N", help="default: what the library takes"
     )
     demo.set_defaults(run=run_demo)
+    add_bench(commands)
+    report = commands.add_parser(
+        "report",
+        help="result files as one page, with charts, and as Markdown and JSON",
+        description="Reports the first file and compares every other one with it: files of "
+        "attn-engine bench, of benchmarks/peers.py or of pytest --benchmark-json.",
+    )
+    report.add_argument("results", type=Path, nargs="+", metavar="RESULTS.json")
+    report.add_argument(
+        "--output", type=Path, metavar="DIR", help="default: where the first file is"
+    )
+    report.set_defaults(run=run_report)
     return parser
+
+
+def add_bench(commands) -> None:
+    """``attn-engine bench``."""
+    from .bench.suites import SUITES
+
+    bench = commands.add_parser(
+        "bench",
+        help="measure attention beside every other library that is installed",
+        description="Every result is checked before it is timed. An interrupted run goes on when "
+        f"the same command is given again. Suites: {', '.join(SUITES)}.",
+    )
+    bench.add_argument(
+        "--suite", type=names, default=(), metavar="NAME,...", help="default: all of them"
+    )
+    bench.add_argument(
+        "--threads", type=positive, metavar="N", help="default: what the library takes"
+    )
+    bench.add_argument(
+        "--contenders",
+        type=names,
+        default=(),
+        metavar="NAME,...",
+        help="beside attn_engine; module:function is one of your own; default: all installed",
+    )
+    bench.add_argument("--quick", action="store_true", help="fewer and shorter cases")
+    bench.add_argument(
+        "--output",
+        type=Path,
+        default=Path("attn-engine-bench"),
+        metavar="DIR",
+        help="for results.json and the report (default: %(default)s)",
+    )
+    bench.add_argument("--json", action="store_true", help="print the results as JSON")
+    bench.set_defaults(run=run_bench)
 
 
 def run_info(options: argparse.Namespace) -> int:
@@ -99,10 +151,65 @@ def run_demo(options: argparse.Namespace) -> int:
     return 0
 
 
+def run_bench(options: argparse.Namespace) -> int:
+    """``attn-engine bench``."""
+    from .bench.session import Session, Settings
+    from .bench.suites import SUITES
+    from .report.load import load
+    from .report.sections import all_cases, first_words
+    from .report.write import write_reports
+
+    threads = options.threads or get_num_threads()
+    settings = Settings(options.suite or tuple(SUITES), threads, options.contenders, options.quick)
+    session = Session(settings, options.output, shlex.join(["attn-engine", *sys.argv[1:]]))
+    terminal = sys.stderr.isatty()
+    if terminal and find_spec("rich") is None:
+        print("for a better progress bar: pip install 'attn_engine[report]'", file=sys.stderr)
+    lines = not options.json and not terminal  # with a terminal there is a bar
+    try:
+        result = session.run(on_comparison=print_comparison if lines else lambda *ignored: None)
+    except KeyboardInterrupt:
+        return fail(f"interrupted; the same command goes on from {session.path}")
+    results = load(session.path)
+    written = write_reports([session.path], options.output)
+    if options.json:
+        print(json.dumps(result, indent=1))
+    else:
+        print(
+            all_cases(results).as_text() if results.timed else "", *first_words(results), sep="\n"
+        )
+        print(f"{session.path} and {', '.join(path.name for path in written)} written")
+    outcomes = [r for timed in results.timed for r in timed.comparison.results.values()]
+    if any(result.status in ("wrong", "failed") for result in outcomes):
+        return fail(f"a contender was wrong or failed, see {written[0]}")
+    return 0
+
+
+def print_comparison(threads: int, comparison) -> None:
+    """One line for a case that is done."""
+    ratio = comparison.ratio
+    words = "" if ratio is None else f"  {comparison.best_peer} takes {ratio:.2f} times as long"
+    print(f"{comparison.case.name:32} {threads} thread{'s' * (threads > 1)}{words}", flush=True)
+
+
+def run_report(options: argparse.Namespace) -> int:
+    """``attn-engine report``."""
+    from .report.write import write_reports
+
+    for path in write_reports(options.results, options.output or options.results[0].parent):
+        print(path)
+    return 0
+
+
 def fail(message: str, code: int = 1) -> int:
     """Say in one line what went wrong; the exit code for it."""
     print(f"attn-engine: error: {' '.join(message.split())}", file=sys.stderr)
     return code
+
+
+def names(text: str) -> tuple[str, ...]:
+    """An argument that is a list with commas."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def positive(text: str) -> int:

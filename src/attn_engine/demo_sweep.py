@@ -1,18 +1,16 @@
 """``attn-engine demo``, second part: how long attention takes from 128 to 4096 tokens.
 
 The referee and the contenders are those of `attn_engine.bench`; what is here keeps the whole sweep
-within its time, draws a progress bar and prints the table.
+within its time and prints the table.
 """
 
 import math
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 from .bench.cases import Case
 from .bench.compare import ROUNDS, Comparison, Team
 from .bench.contenders import ENGINE
+from .bench.progress import progress_bar
 
 LENGTHS = (128, 256, 512, 1024, 2048, 4096)
 QUICK_LENGTHS = (128, 256, 512)
@@ -89,37 +87,3 @@ def _cell(comparison: Comparison, name: str) -> str:
         return f"{ms:.{decimals}f}"
     times = seconds / mine
     return f"{ms:.{decimals}f} ({times:.{2 if times < 10 else 1}f}x)"
-
-
-@contextmanager
-def progress_bar(total: int) -> Iterator[Callable[[str], None]]:
-    """A bar on stderr, of rich if it is installed; nothing where stderr is not a terminal.
-
-    Yields what to call with a few words at the start of each of the `total` steps.
-    """
-    if not sys.stderr.isatty():
-        yield lambda text: None
-        return
-    try:
-        from rich.console import Console
-        from rich.progress import Progress
-    except ImportError:
-        yield PlainBar(total)
-        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-        return
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("", total=total)
-        yield lambda text: progress.update(task, advance=1, description=text)
-
-
-class PlainBar:
-    """A progress bar of characters, one line drawn over and over."""
-
-    def __init__(self, total: int):
-        self.total, self.step = total, 0
-
-    def __call__(self, text: str) -> None:
-        self.step += 1
-        done = min(20, 20 * self.step // self.total)
-        bar = "#" * done + "." * (20 - done)
-        print(f"\r[{bar}] {text:40}", end="", file=sys.stderr, flush=True)

@@ -7,14 +7,16 @@ Only ratios of one run mean something on another machine.
 """
 
 import json
+import math
 import os
 import platform
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Self
 
 from .. import show_config
@@ -22,8 +24,10 @@ from .cases import Case
 from .contenders import ENGINE
 
 METERS = ("torch", "numpy")  # whose products measure the machine: no one BLAS is best everywhere
+TWIN = "attn_engine.bench.contenders:prepare_attn_engine"  # attn_engine as a contender of one's own
 ROUNDS = 6
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+WAIT_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # of idle threads
 OPENMP_SPIN_COUNT = "300000"  # GCC's own: what it is to others where attn_engine is not imported
 SLOWING_VARIABLES = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")  # they choose kernels of other CPUs
 
@@ -36,6 +40,7 @@ class Result:
     seconds: float | None = None  # of one call; never there unless the result was right
     error: float | None = None  # largest error over the largest right value, on sampled rows
     note: str = ""  # why there is no time
+    turns: tuple[float, ...] = ()  # median seconds of each turn, of which `seconds` is the best
 
 
 @dataclass(frozen=True)
@@ -93,13 +98,31 @@ class Comparison:
         }
 
 
-class Process:
-    """A worker process that only runs while it is asked something."""
+def comparison_from(record: dict) -> Comparison:
+    """The comparison whose `as_dict` was written to JSON."""
+    case = dict(record["case"])
+    if case["key_lengths"] is not None:
+        case["key_lengths"] = tuple(case["key_lengths"])
+    results = {}
+    for name, result in record["results"].items():
+        known = {field.name: result[field.name] for field in fields(Result) if field.name in result}
+        results[name] = Result(**known | {"turns": tuple(known.get("turns", ()))})
+    limit = record["limit"]
+    return Comparison(Case(**case), results, None if limit is None else Limit(**limit))
 
-    def __init__(self, name: str, threads: int):
+
+class Process:
+    """A worker process that only runs while it is asked something.
+
+    `variables` are added to its environment.
+    """
+
+    def __init__(
+        self, name: str, threads: int, variables: Mapping[str, str] = MappingProxyType({})
+    ):
         env = {k: v for k, v in os.environ.items() if k not in SLOWING_VARIABLES}
-        env |= {variable: str(threads) for variable in THREAD_VARIABLES}
-        if name != ENGINE and "OMP_WAIT_POLICY" not in env:
+        env |= {variable: str(threads) for variable in THREAD_VARIABLES} | variables
+        if name not in (ENGINE, TWIN) and "OMP_WAIT_POLICY" not in env:
             env.setdefault("GOMP_SPINCOUNT", OPENMP_SPIN_COUNT)
         env["CI"] = "true"  # OpenVINO forks to report its use over the network, but not in CI
         env["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
@@ -187,17 +210,20 @@ class Team:
                 self.missing[name] = hello.get("missing") or hello["note"]
 
     def limit(self, case: Case | None = None) -> Limit:
-        """The float32 matrix product; for a decode case, reading a buffer of key's and value's size.
-
-        The best of the meters, each of which has its own code for it.
-        """
+        """The float32 matrix product; for a decode case, reading a buffer of key's and value's size."""
         if case is not None and case.is_decode:
-            request, fields = "read", {"nbytes": case.kv_bytes}
-        else:
-            request, fields = "product", {}
+            return self.read_limit(case.kv_bytes)
+        return self._best_rate("product")
+
+    def read_limit(self, nbytes: int) -> Limit:
+        """Reading a buffer of that size over and over."""
+        return self._best_rate("read", nbytes=nbytes)
+
+    def _best_rate(self, request: str, **more) -> Limit:
+        """The best of the meters, each of which has its own code for it."""
         self._start(name for name in METERS if name not in self._processes)
         meters = [name for name in METERS if name in self.versions]
-        rates = {name: self._processes[name].ask(request, **fields)["rate"] for name in meters}
+        rates = {name: self._processes[name].ask(request, **more)["rate"] for name in meters}
         meter = max(rates, key=rates.get)
         return Limit(rates[meter], meter)
 
@@ -256,7 +282,11 @@ def _result(answer: dict, turns: list[dict]) -> Result:
         answer, turns = failures[0], []
     fastest = min((turn["seconds"] for turn in turns), default=None)
     status = answer["status"] if fastest is None else "timed"
-    return Result(status, fastest, answer.get("error"), answer.get("note", ""))
+    error = answer.get("error")
+    if error is not None and not math.isfinite(error):
+        error = None  # JSON has no NaN; the note says it
+    seconds = tuple(turn["seconds"] for turn in turns)
+    return Result(status, fastest, error, answer.get("note", ""), seconds)
 
 
 def report(team: Team, comparisons: Iterable[Comparison], command: str) -> dict:
@@ -273,8 +303,9 @@ def report(team: Team, comparisons: Iterable[Comparison], command: str) -> dict:
 
 
 def machine() -> dict:
-    """The CPU, and what `attn_engine.show_config` says of the system and the engine."""
-    return {"cpu": _cpu_model()} | show_config("dicts")
+    """The CPU, how idle threads wait, and what `attn_engine.show_config` says of the rest."""
+    policy = {name: os.environ.get(name, "each library's own") for name in WAIT_VARIABLES}
+    return {"cpu": _cpu_model(), "wait_policy": policy} | show_config("dicts")
 
 
 def _cpu_model() -> str:

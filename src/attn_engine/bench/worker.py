@@ -5,9 +5,11 @@ It says on its first line whether its library is there. `compare` starts it and 
 
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 
@@ -27,11 +29,16 @@ class Worker:
         self.call: Callable | None = None  # only ever a call whose result was right
 
     def prepare(self, case: dict) -> dict:
-        """Set the case up and check one result: nothing can be timed before it was right."""
+        """Set the case up and check one result: nothing can be timed before it was right.
+
+        `memory` is how many bytes set-up and call added at their peak, the result included; of a
+        process that has done other cases only a lower bound, what those left is used again.
+        """
         self.call = None
         problem = Case(**case)
         try:
             inputs = make_inputs(problem)
+            before = peak_memory(reset=True)
             call = self.contender.prepare(problem, inputs, self.threads)
         except Unsupported as lack:
             return {"status": "unsupported", "note": str(lack)}
@@ -40,11 +47,12 @@ class Worker:
         started = time.perf_counter()
         result = call()
         once = time.perf_counter() - started
+        extra = None if before is None else max(0, peak_memory() - before)
         error = largest_error(problem, inputs, result)
         if not error < TOLERANCE[problem.dtype]:  # NaN is wrong too
             return {"status": "wrong", "error": error, "note": f"relative error {error:.1e}"}
         self.call = call
-        return {"status": "right", "error": error, "once": once}
+        return {"status": "right", "error": error, "once": once, "memory": extra}
 
     def measure(self, seconds: float) -> dict:
         """Median seconds of one call of the prepared case."""
@@ -72,6 +80,17 @@ class Worker:
             torch.set_num_threads(self.threads)
             buffer = torch.from_numpy(buffer)
         return {"rate": nbytes / best_seconds(buffer.sum, 30)}
+
+
+def peak_memory(*, reset: bool = False) -> int | None:
+    """Most bytes in memory since the last reset; None where the system (not Linux) is silent."""
+    try:
+        if reset:
+            Path("/proc/self/clear_refs").write_text("5")
+        status = Path("/proc/self/status").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    return 1024 * int(re.search(r"VmHWM:\s*(\d+) kB", status)[1])
 
 
 def median_seconds(call: Callable, seconds: float) -> float:

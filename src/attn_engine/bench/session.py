@@ -1,0 +1,221 @@
+"""``attn-engine bench``: every case of some suites, into a file that is whole after every case.
+
+The file is one JSON object: `kind`, `settings`, `command`, `finished`; `runs`, one for each number
+of threads, the largest first, each what `compare.report` makes and what the machine can do
+(`product`, `reads`) and the A/A comparisons (`noise`); and `memory`. The same command goes on where
+an interrupted one stopped.
+"""
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+from .cases import Case
+from .compare import TWIN, Comparison, Limit, Process, Team, report
+from .contenders import CONTENDERS, ENGINE
+from .files import BadInput, make_folder, read_json, write_whole
+from .progress import progress_bar
+from .suites import NOISE, SUITES
+
+FILE = "results.json"
+KIND = "attn_engine bench"
+SECONDS, QUICK_SECONDS = 0.6, 0.12
+READS = (2**23, 2**28)  # bytes: what fits in a shared cache, and what does not
+# glibc then gives back at once what is freed, so that nothing is used again without being counted.
+NOTHING_KEPT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
+WARM_UP = Case("warm_up", 1, 1, 1, 16, 16, 16)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What was asked for; a file goes on only with equal ones."""
+
+    suites: tuple[str, ...]
+    threads: int
+    contenders: tuple[str, ...]  # beside attn_engine; none: all that are installed
+    quick: bool
+
+    def __post_init__(self):
+        for name in self.suites:
+            if name not in SUITES:
+                raise BadInput(f"unknown suite {name!r}, expected one of {', '.join(SUITES)}")
+        for name in self.contenders:
+            if name not in CONTENDERS and ":" not in name:
+                known = ", ".join(CONTENDERS)
+                raise BadInput(f"unknown contender {name!r}, expected {known} or module:function")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Contenders, attn_engine first."""
+        return tuple(dict.fromkeys((ENGINE, *(self.contenders or CONTENDERS))))
+
+    @property
+    def seconds(self) -> float:
+        """For each contender and case."""
+        return QUICK_SECONDS if self.quick else SECONDS
+
+    @property
+    def counts(self) -> list[int]:
+        """Numbers of threads, the largest first: that of all suites, then those of "threads"."""
+        below = [1 << i for i in range(self.threads.bit_length()) if 1 << i < self.threads]
+        return [self.threads, *(reversed(below) if "threads" in self.suites else ())]
+
+    def cases(self, threads: int) -> list[tuple[str, Case]]:
+        """Suite and case, of those that are timed with that many threads."""
+        suites = self.suites if threads == self.threads else ("threads",)
+        return [(s, case) for s in suites if s != "memory" for case in SUITES[s](self.quick)]
+
+    def as_dict(self) -> dict:
+        """As JSON gives it back."""
+        return json.loads(json.dumps(asdict(self)))
+
+
+class Session:
+    """A run and its file.
+
+    Parameters
+    ----------
+    settings : Settings
+    folder : Path
+        Where the file is, or shall be.
+    command : str
+        What to type for the same.
+
+    Raises
+    ------
+    BadInput
+        The folder cannot be written, or holds the file of a finished or another run.
+    """
+
+    def __init__(self, settings: Settings, folder: Path, command: str):
+        self.settings, self.path = settings, make_folder(folder) / FILE
+        self.result = {
+            "kind": KIND,
+            "settings": settings.as_dict(),
+            "command": command,
+            "finished": False,
+            "runs": [],
+            "memory": [],
+        }
+        if self.path.exists():
+            self.result = self._found()
+
+    def _found(self) -> dict:
+        """The unfinished result in the file."""
+        found = read_json(self.path)
+        way_out = "take another --output or remove the file"
+        if not isinstance(found, dict) or found.get("kind") != KIND:
+            raise BadInput(f"{self.path} is not a result of attn-engine bench; {way_out}")
+        if found.get("finished"):
+            raise BadInput(f"{self.path} holds a finished run; {way_out}")
+        if found.get("settings") != self.settings.as_dict():
+            command = found.get("command")
+            raise BadInput(f"{self.path} holds another run, of {command!r}; {way_out}")
+        return found
+
+    def run(self, on_comparison: Callable[[int, Comparison], None]) -> dict:
+        """Do all that is not done yet.
+
+        `on_comparison` is called with the number of threads and each new comparison.
+
+        Raises BadInput where a contender that was named is missing, or another version than before.
+        """
+        counts = self.settings.counts
+        total = sum(len(self._to_do(n)) for n in counts) + len(counts) + len(self.settings.names)
+        with progress_bar(total) as step:
+            for n in counts:
+                self._time(n, step, on_comparison)
+            if "memory" in self.settings.suites:
+                self._measure_memory(step)
+        self.result["finished"] = True
+        self._save()
+        return self.result
+
+    def _save(self) -> None:
+        """The file, as far as it goes."""
+        write_whole(self.path, json.dumps(self.result, indent=1, allow_nan=False) + "\n")
+
+    def _run_of(self, threads: int) -> dict | None:
+        """The part of the result with that many threads."""
+        return next((run for run in self.result["runs"] if run["threads"] == threads), None)
+
+    def _to_do(self, threads: int) -> list[tuple[str, Case]]:
+        """Suites and cases that the file does not have yet."""
+        run = self._run_of(threads) or {"comparisons": []}
+        done = {(c["suite"], c["case"]["name"]) for c in run["comparisons"]}
+        return [(s, case) for s, case in self.settings.cases(threads) if (s, case.name) not in done]
+
+    def _time(self, threads: int, step: Callable, on_comparison: Callable) -> None:
+        """The cases of one number of threads, after what the machine can do and the A/A run."""
+        if self._run_of(threads) is not None and not self._to_do(threads):
+            return
+        step(f"libraries start, threads: {threads}", 0)
+        say, seconds = partial(step, advance=0), self.settings.seconds
+        with Team((*self.settings.names, TWIN), threads) as team:
+            run = self._begin(team, step)
+            present = [name for name in self.settings.names if name not in team.missing]
+            product, reads = Limit(**run["product"]), {}
+            for suite, case in self._to_do(threads):
+                limit = None if case.tanhs else product  # neither bounds what tanh does
+                if case.is_decode and limit:
+                    if case.kv_bytes not in reads:
+                        reads[case.kv_bytes] = team.read_limit(case.kv_bytes)
+                    limit = reads[case.kv_bytes]
+                comparison = team.compare(case, seconds, limit=limit, names=present, on_turn=say)
+                run["comparisons"].append(comparison.as_dict() | {"suite": suite})
+                self._save()
+                on_comparison(threads, comparison)
+                step(case.name)
+
+    def _begin(self, team: Team, step: Callable) -> dict:
+        """The run of that many threads: found in the file, or with its first measurements."""
+        for name in self.settings.contenders:
+            if name in team.missing:
+                why = f"{name} is not installed ({team.missing[name]})"
+                raise BadInput(f"{why}; install it or leave it out of --contenders")
+        versions = {name: version for name, version in team.versions.items() if name != TWIN}
+        if (run := self._run_of(team.threads)) is not None:
+            if run["versions"] != versions:
+                raise BadInput(f"{self.path} was begun with other versions; take another --output")
+            return run
+        run = report(team, [], self.result["command"]) | {"versions": versions}
+        step("what the machine can do", 0)
+        run["product"] = asdict(team.limit())
+        run["reads"] = [{"bytes": n} | asdict(team.read_limit(n)) for n in READS]
+        step("attn_engine against itself", 0)
+        pair, seconds = (ENGINE, TWIN), self.settings.seconds
+        noise = [team.compare(case, seconds, names=pair) for case in NOISE]
+        run["noise"] = [comparison.as_dict() for comparison in noise]
+        self.result["runs"].append(run)
+        self._save()
+        step("noise measured")
+        return run
+
+    def _measure_memory(self, step: Callable) -> None:
+        """Peak memory of a call against length, in a fresh process for each contender."""
+        present = self.result["runs"][0]["versions"]
+        done = {record["contender"] for record in self.result["memory"]}
+        for name in (n for n in self.settings.names if n in present and n not in done):
+            step(f"memory: {name}", 0)
+            cases = SUITES["memory"](self.settings.quick)
+            answers = extra_memory(name, self.settings.threads, cases)
+            self.result["memory"].append({"contender": name, "lengths": answers})
+            self._save()
+            step(f"memory: {name}")
+
+
+def extra_memory(name: str, threads: int, cases: Iterable[Case]) -> list[dict]:
+    """Bytes that a call adds at its peak, for each case: `n`, `bytes` (or None) and `note`."""
+    process, records = Process(name, threads, NOTHING_KEPT), []
+    try:
+        process.hear()
+        process.ask("prepare", case=asdict(WARM_UP))
+        for case in cases:
+            answer = process.ask("prepare", case=asdict(case))
+            note = answer.get("note", "")
+            records.append({"n": case.n_q, "bytes": answer.get("memory"), "note": note})
+    finally:
+        process.close()
+    return records

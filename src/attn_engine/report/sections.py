@@ -1,0 +1,245 @@
+"""What a report says, section by section, whatever the form it is written in."""
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..bench.contenders import ENGINE
+from . import charts
+from .changes import changes
+from .load import Results
+from .tables import Table, digits, short_time
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading and what stands below it; `code` is something to type."""
+
+    title: str
+    text: Sequence[str] = ()
+    charts: Sequence[str] = ()
+    table: Table | None = None
+    code: Sequence[str] = ()
+
+
+def summary(results: Results) -> dict:
+    """The numbers of the first sentence."""
+    ratios = [t.comparison.ratio for t in results.timed if t.comparison.ratio is not None]
+    mean = math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else None
+    return {
+        "cases": len(results.timed),
+        "ratios": len(ratios),
+        "won": sum(ratio > 1 for ratio in ratios),
+        "mean_ratio": mean,
+        "smallest_ratio": min(ratios, default=None),
+    }
+
+
+def sections(results: Results, others: Sequence[Results]) -> list[Section]:
+    """The whole report, in order; sections that would be empty are left out."""
+    found = [Section("In short", first_words(results), charts.headline(results))]
+    found.append(lost(results))
+    found += [comparison_with(results, other) for other in others]
+    found += [
+        Section("Throughput against length", charts=charts.throughput(results)),
+        _drawn("What the machine allows", ROOFLINE, charts.roofline(results)),
+        Section("Scaling by threads", charts=charts.scaling(results)),
+        _drawn("Memory against length", MEMORY, charts.memory(results), memory(results)),
+        _drawn("Error beside speed", ERRORS, charts.errors(results), contenders(results)),
+        Section("All cases", table=all_cases(results)),
+        failures(results),
+        machine(results),
+    ]
+    return [s for s in found if s.text or s.charts or s.table or s.code]
+
+
+def _drawn(title: str, text: str, drawn: Sequence[str], table: Table | None = None) -> Section:
+    """A section that has words only if it has a chart."""
+    return Section(title, [text] if drawn else [], drawn, table)
+
+
+ROOFLINE = (
+    "A case cannot be faster than the arithmetic (the best 2048³ float32 matrix product of this "
+    "run) nor than reading what it needs (measured in this run with buffers of two sizes: data that "
+    "stay in a cache may be above the line of memory)."
+)
+MEMORY = (
+    "What setting up and one call add at their peak, measured in a fresh process for each "
+    "contender."
+)
+ERRORS = (
+    "Error: the largest of sampled rows against float64, over the largest right value. Speed: "
+    "geometric mean over the cases that both were timed on."
+)
+
+
+def first_words(results: Results) -> list[str]:
+    """Who won how often, and how sure that is."""
+    facts = summary(results)
+    lines = []
+    if not results.finished:
+        lines.append("The run was interrupted: what follows is what it had done by then.")
+    if facts["ratios"]:
+        lines.append(
+            f"attn_engine is faster than every other contender in {facts['won']} of "
+            f"{facts['ratios']} cases; the best other one takes {facts['mean_ratio']:.2f} times as "
+            f"long in the geometric mean, {facts['smallest_ratio']:.2f} times in the worst case."
+        )
+    if results.noise is not None:
+        lines.append(
+            f"Noise floor: attn_engine against itself differed by up to {results.noise:.1%} (A/A "
+            "run of three cases); smaller differences say nothing."
+        )
+    where = f"{results.machine.get('cpu', 'unknown CPU')}, {charts.threads(results.threads)}"
+    return [*lines, f"{where}, {results.date[:10]}."]
+
+
+def lost(results: Results) -> Section:
+    """The cases where somebody else is faster."""
+    rows = []
+    for timed in sorted(results.timed, key=lambda t: t.comparison.ratio or math.inf):
+        comparison = timed.comparison
+        if comparison.ratio is None or comparison.ratio >= 1:
+            continue
+        small = 1 / comparison.ratio - 1 <= (results.noise or 0)
+        mine, peer = comparison.seconds[ENGINE], comparison.best_peer
+        times = [short_time(mine), peer, short_time(comparison.seconds[peer])]
+        ratio, note = f"{comparison.ratio:.2f}", "within the noise" if small else ""
+        rows.append([timed.case.name, str(timed.threads), *times, ratio, note])
+    heads = ["case", "threads", ENGINE, "best peer", "its time", "ratio", ""]
+    if rows:
+        return Section("Cases that we lose", table=Table(heads, rows))
+    text = "None of these." if summary(results)["ratios"] else ""
+    return Section("Cases that we lose", [text])
+
+
+def contenders(results: Results) -> Table | None:
+    """Speed and error of each contender over all its cases."""
+    speeds, errors = defaultdict(list), defaultdict(list)
+    for timed in results.main:
+        comparison = timed.comparison
+        for name, s in comparison.seconds.items():
+            if ENGINE in comparison.seconds:
+                speeds[name].append(math.log(comparison.seconds[ENGINE] / s))
+            if comparison.results[name].error is not None:
+                errors[name].append(comparison.results[name].error)
+    rows = []
+    for name in sorted(errors, key=lambda name: name != ENGINE):
+        found = sorted(errors[name])
+        mean = math.exp(sum(speeds[name]) / len(speeds[name])) if speeds[name] else None
+        speed = "" if mean is None else f"{mean:.2f}"
+        middle = found[len(found) // 2]
+        rows.append([name, str(len(found)), speed, f"{middle:.1e}", f"{found[-1]:.1e}"])
+    heads = ["contender", "cases", "speed, attn_engine = 1", "median error", "largest error"]
+    return Table(heads, rows) if rows else None
+
+
+def memory(results: Results) -> Table | None:
+    """Bytes of each contender at each length, in MiB."""
+    found = {
+        str(record["contender"]): {entry["n"]: entry["bytes"] for entry in record["lengths"]}
+        for record in results.memory
+    }
+    lengths = sorted({n for entries in found.values() for n in entries})
+    rows = [
+        [name, *(f"{entries[n] / charts.MIB:.3g}" if entries.get(n) else "" for n in lengths)]
+        for name, entries in found.items()
+        if any(entries.values())
+    ]
+    return Table(["MiB", *(f"{n} tokens" for n in lengths)], rows) if rows else None
+
+
+def all_cases(results: Results) -> Table | None:
+    """Every time that was measured."""
+    names = list(dict.fromkeys(name for t in results.timed for name in t.comparison.seconds))
+    names.sort(key=lambda name: name != ENGINE)
+    ratios = any(t.comparison.ratio is not None for t in results.timed)
+    rows = []
+    for timed in results.timed:
+        comparison = timed.comparison
+        share = comparison.share(ENGINE)
+        row = [timed.case.name, str(timed.threads or "")]
+        mine, flops = comparison.seconds.get(ENGINE), timed.case.flops
+        row.append(digits(flops / mine / 1e9) if mine and flops else "")
+        if ratios:
+            row += ["" if comparison.ratio is None else f"{comparison.ratio:.2f}"]
+            row += ["" if share is None else f"{share:.0%}"]
+        for name in names:
+            s = comparison.seconds.get(name)
+            status = comparison.results[name].status if name in comparison.results else ""
+            row.append(
+                short_time(s) if s else {"unsupported": "–", "missing": ""}.get(status, status)
+            )
+        rows.append(row)
+    heads = ["case", "threads", "Gflop/s", *(["ratio", "of limit"] if ratios else []), *names]
+    return Table(heads, rows) if rows else None
+
+
+def failures(results: Results) -> Section:
+    """Who was wrong or failed, and why."""
+    rows = [
+        [timed.case.name, str(timed.threads), name, result.status, result.note]
+        for timed in results.timed
+        for name, result in timed.comparison.results.items()
+        if result.status in ("wrong", "failed")
+    ]
+    heads = ["case", "threads", "contender", "status", "why"]
+    return Section("Wrong or failed", table=Table(heads, rows) if rows else None)
+
+
+def comparison_with(results: Results, other: Results) -> Section:
+    """Two files beside each other."""
+    found = changes(results, other)
+    rows = []
+    for c in found:
+        between = "" if c.low is None else f"{c.low:.2f} to {c.high:.2f}"
+        times = [short_time(c.before), short_time(c.after)]
+        head = [c.name, str(c.threads or ""), c.contender]
+        rows.append([*head, *times, f"{c.ratio:.2f}", between, c.verdict])
+    heads = ["case", "threads", "contender", "first", "second", "ratio", "interval", ""]
+    means = []
+    for name in dict.fromkeys(c.contender for c in found):
+        logs = [math.log(c.ratio) for c in found if c.contender == name]
+        mean = math.exp(sum(logs) / len(logs))
+        versions = [r.versions.get(name, "unknown version") for r in (results, other)]
+        means.append(f"{name} ({' and '.join(dict.fromkeys(versions))}) {mean:.2f}")
+    what = (
+        f"Ratio: time in the first, {results.path}, over time in the second, {other.path}; "
+        "above 1, the second is faster. "
+        "Intervals (of medians, at least 9 times of 10 right) hold what varies within a run; what "
+        "differs between two runs shows in contenders whose version did not change."
+    )
+    mean = (
+        f"Geometric means: {', '.join(means)}."
+        if means
+        else "They have no case with as many threads in common."
+    )
+    table = Table(heads, rows) if rows else None
+    return Section(f"Compared with {other.path}", [what, mean], (), table, [other.command])
+
+
+def machine(results: Results) -> Section:
+    """What is needed to understand the numbers, and to get them again."""
+    facts = results.machine
+    isa, policy = facts["isa"], facts["wait_policy"]
+    cores = facts["threads"].get("affinity")
+    rows = [
+        ["CPU", str(facts.get("cpu", "unknown"))],
+        ["cores", str(cores or "")],
+        ["system", f"{facts.get('platform', '')}, Python {facts.get('python', '')}"],
+        ["tier", f"{isa.get('selected')} ({isa.get('reason')})" if isa else ""],
+        ["compiler", str(facts.get("compiler", ""))],
+        ["waiting threads", ", ".join(f"{name} {value}" for name, value in policy.items())],
+        ["versions", ", ".join(f"{name} {version}" for name, version in results.versions.items())],
+        ["not there", ", ".join(results.missing)],
+        ["noise floor", "" if results.noise is None else f"{results.noise:.1%}"],
+        ["date", results.date],
+    ]
+    if results.product:
+        rate = f"{results.product.rate / 1e9:.0f} Gflop/s ({results.product.meter})"
+        rows.append(["matrix product", rate])
+    for read in results.reads:
+        rows.append([f"reading {charts.size(read['bytes'])}", f"{read['rate'] / 1e9:.1f} GB/s"])
+    table = Table(["what", "value"], [row for row in rows if row[1]])
+    return Section("Machine, and how to repeat this", table=table, code=[results.command])

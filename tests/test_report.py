@@ -1,0 +1,385 @@
+"""``attn-engine report``: the page, its Markdown and JSON say what the results say, and no more."""
+
+import json
+import math
+import re
+from functools import reduce
+from html.parser import HTMLParser
+from itertools import pairwise
+from operator import getitem
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from fake_bench import LOST, WRONG, FakeTeam, fake_memory
+
+from attn_engine import cli
+from attn_engine.bench import session
+from attn_engine.bench.compare import Comparison, Result, report
+from attn_engine.bench.files import BadInput
+from attn_engine.bench.session import FILE, Session, Settings
+from attn_engine.bench.suites import SUITES, square
+from attn_engine.report import svg
+from attn_engine.report.changes import changes, interval
+from attn_engine.report.load import load
+from attn_engine.report.tables import Table, short_time
+from attn_engine.report.write import write_reports
+
+SVG = "{http://www.w3.org/2000/svg}"
+COMMAND = "attn-engine bench --quick --threads 4"
+HOSTILE = '<script>alert("1")</script>|`&amp;'
+
+
+@pytest.fixture
+def fake(monkeypatch, tmp_path):
+    """Makes the file of a whole run by the fake team."""
+    monkeypatch.setattr(session, "Team", FakeTeam)
+    monkeypatch.setattr(session, "extra_memory", fake_memory)
+
+    def make(name="first", slowdown=1.0, suites=tuple(SUITES)):
+        monkeypatch.setattr(FakeTeam, "slowdown", slowdown)
+        settings = Settings(suites, 4, ("torch", "numpy"), True)
+        Session(settings, tmp_path / name, COMMAND).run(lambda *ignored: None)
+        return tmp_path / name / FILE
+
+    return make
+
+
+@pytest.fixture
+def texts(fake, tmp_path):
+    """HTML, Markdown and JSON of a run."""
+    html, markdown, data = write_reports([fake()], tmp_path)
+    return html.read_text("utf-8"), markdown.read_text("utf-8"), json.loads(data.read_text("utf-8"))
+
+
+class Reader(HTMLParser):
+    """Tags, their attributes and the text of a page."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.attributes, self.words = [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+
+def charts_of(page):
+    """The charts of a page by their titles, as XML."""
+    found = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
+    return {chart.get("aria-label"): chart for chart in map(ElementTree.fromstring, found)}
+
+
+def tooltips(chart):
+    """What its points say."""
+    return [title.text for title in chart.iter(f"{SVG}title")]
+
+
+def labels(chart):
+    """(x, y, text) of the names in a chart."""
+    found = (t for t in chart.iter(f"{SVG}text") if (t.get("class") or "").startswith("l"))
+    return [(float(t.get("x")), float(t.get("y")), t.text) for t in found]
+
+
+# ---- the page
+
+
+def test_page_stands_alone(texts):
+    page = Reader(texts[0])
+    assert {"script", "link", "img", "iframe", "object"}.isdisjoint(page.tags)
+    assert not {name for name, _ in page.attributes} & {"src", "href", "srcset", "data"}
+    addresses = set(re.findall(r"\w+://[^\s\"<]+", texts[0]))
+    assert addresses == {"http://www.w3.org/2000/svg"}  # a name, not a place
+    assert "@import" not in texts[0] and "url(" not in texts[0]
+    assert "default-src 'none'" in texts[0]
+    assert "prefers-color-scheme: dark" in texts[0] and "@media print" in texts[0]
+
+
+def test_every_part_is_there(texts):
+    page = texts[0]
+    for words in (
+        "Noise floor: attn_engine against itself differed by up to 2.0%",
+        "OMP_WAIT_POLICY",
+        "attn_engine 1.0, torch 1.0, numpy 1.0",
+        COMMAND,
+        "8000 Gflop/s (numpy)",
+    ):
+        assert words in page, words
+    titles = set(charts_of(page))
+    assert titles >= {
+        "Speed, attn_engine = 1; 4 threads",
+        "d = 64, no mask",
+        "d = 32, no mask",
+        "d = 64, causal",
+        "Decode, d = 128, 32 over 8 heads",
+        "Roofline",
+        "Threads: 512 tokens, d 64",
+        "Memory of a call, its result included",
+        "Error beside speed, float32",
+    }
+
+
+def test_lost_and_wrong_cases_are_in_plain_sight(texts):
+    for text in texts[:2]:
+        plain = text.replace("\\", "")
+        lost = plain[plain.index("Cases that we lose") : plain.index("Throughput against length")]
+        assert lost.count(LOST) == 1 and "torch" in lost and "0.50" in lost
+        wrong = plain[plain.index("Wrong or failed") : plain.index("Machine, and how")]
+        assert WRONG in wrong and "relative error 5e-01" in wrong
+    assert texts[2]["summary"]["won"] == texts[2]["summary"]["ratios"] - 1
+    assert texts[2]["summary"]["smallest_ratio"] == pytest.approx(0.5)
+
+
+def test_charts_show_the_numbers(texts):
+    charts = charts_of(texts[0])
+    # the fake engine does an operation a picosecond on each of 4 threads
+    throughput = tooltips(charts["d = 64, no mask"])
+    assert {"attn_engine: 128, 4000", "torch: 512, 2000", "numpy: 1024, 1000"} <= set(throughput)
+    assert "attn_engine: 4, 4" in tooltips(charts["Threads: 512 tokens, d 64"])
+    memory = tooltips(charts["Memory of a call, its result included"])
+    assert {"attn_engine: 1024, 8", "numpy: 128, 128"} <= set(memory)
+    errors = charts["Error beside speed, float32"]
+    assert any(text.startswith(f"torch, {LOST}: ") for text in tooltips(errors))
+
+
+def test_headline_bars_are_as_long_as_they_say(texts):
+    chart = charts_of(texts[0])["Speed, attn_engine = 1; 4 threads"]
+    widths = [float(bar.get("width")) for bar in chart.iter(f"{SVG}rect")]
+    speeds = [float(text.split()[1].strip(",")) for _, _, text in labels(chart)]
+    assert len(speeds) == len(widths) > 9
+    for width, speed in zip(widths, speeds, strict=True):
+        assert width / max(widths) == pytest.approx(speed / max(speeds), rel=0.01)
+
+
+def test_names_never_touch(texts):
+    for title, chart in charts_of(texts[0]).items():
+        by_column = sorted(labels(chart))
+        for (x, y, _), (next_x, next_y, _) in pairwise(by_column):
+            assert x != next_x or next_y - y >= 12.9, title
+
+
+def test_markdown_tables_are_tables(texts):
+    tables = re.findall(r"(?:^\|.*\n)+", texts[1], re.MULTILINE)
+    assert len(tables) == 6
+    for table in tables:
+        counts = {len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}
+        assert len(counts) == 1, table
+
+
+def test_names_of_a_file_are_text_and_nothing_else(fake, tmp_path):
+    path = fake(suites=("lengths", "masks", "threads", "memory"))
+    text = path.read_text().replace('"torch"', json.dumps(HOSTILE))
+    path.write_text(text.replace("lengths_512_d64", json.dumps(HOSTILE)[1:-1]))
+    html, markdown, _ = write_reports([path], tmp_path)
+    page = Reader(html.read_text("utf-8"))
+    assert "script" not in page.tags
+    assert any(HOSTILE in words for words in page.words)
+    assert "<script>" not in markdown.read_text("utf-8").replace("\\<", "")
+    assert charts_of(html.read_text("utf-8"))
+
+
+def test_an_unfinished_run_is_reported_as_such(fake, tmp_path):
+    path = fake(suites=("causal",))
+    data = json.loads(path.read_text()) | {"finished": False}
+    path.write_text(json.dumps(data))
+    html = write_reports([path], tmp_path)[0]
+    assert "The run was interrupted" in html.read_text("utf-8")
+
+
+# ---- other files
+
+
+def test_peers_and_one_contender_are_reported_too(tmp_path):
+    case = square("prefill", 256)
+    result = {"attn_engine": Result("timed", 1e-3, 1e-7), "torch": Result("missing")}
+    data = report(FakeTeam(("attn_engine",), 2), [Comparison(case, result, None)], "peers.py")
+    path = tmp_path / "peers.json"
+    path.write_text(json.dumps(data | {"product_gflops": 100.0}))
+    results = load(path)
+    assert (results.threads, results.product.rate, results.noise) == (2, 1e11, None)
+    assert results.timed[0].suite == "prefill"
+    markdown = write_reports([path], tmp_path)[1].read_text("utf-8")
+    assert "1 ms" in markdown and "ratio" not in markdown
+
+
+def benchmark_json(path, median, samples=()):
+    """A file of pytest-benchmark."""
+    stats = {"median": median, "data": list(samples)}
+    benchmark = {"fullname": "benchmarks/bench_x.py::test_x[a/b]", "stats": stats}
+    extra = {"extra_info": {"flops": 2_000_000, "bytes": 10, "threads": 2}}
+    machine = {"cpu": {"brand_raw": "A CPU"}, "system": "Linux", "python_version": "3.11.7"}
+    data = {"machine_info": machine, "benchmarks": [benchmark | extra], "datetime": "2026-01-02"}
+    path.write_text(json.dumps(data))
+    return path
+
+
+def test_pytest_benchmark_is_reported(tmp_path, capsys):
+    path = benchmark_json(tmp_path / "bench.json", 1e-3)
+    assert cli.main(["report", str(path)]) == 0
+    assert str(tmp_path / "report.html") in capsys.readouterr().out
+    page = (tmp_path / "report.html").read_text("utf-8")
+    for words in ("bench_x.py::test_x[a/b]", "1 ms", '<td class="n">2</td>', "A CPU"):
+        assert words in page, words
+
+
+# ---- two files
+
+
+def test_ratios_of_two_files(fake, tmp_path):
+    first, second = fake("first"), fake("second", slowdown=1.25)
+    found = {(c.threads, c.name, c.contender): c for c in changes(load(first), load(second))}
+    ours = found[4, "lengths_512_d64", "attn_engine"]
+    assert ours.ratio == pytest.approx(0.8)
+    assert (ours.low, ours.high) == pytest.approx((0.8 / 1.005, 0.8 * 1.005))
+    assert ours.verdict == "slower"
+    assert found[4, "lengths_512_d64", "torch"].verdict == "no difference seen"
+    assert found[1, "threads_512_d64", "attn_engine"].verdict == "slower"
+    _, markdown, data = write_reports([first, second], tmp_path)
+    plain = markdown.read_text("utf-8").replace("\\", "")
+    assert "Geometric means: attn_engine (1.0) 0.80, torch (1.0) 1.00" in plain
+    assert "0.80 to 0.80" in plain
+    (compared,) = json.loads(data.read_text("utf-8"))["compared"]
+    assert len(compared["changes"]) == len(found)
+
+
+def test_a_difference_within_the_noise_floor_is_none(fake):
+    found = changes(load(fake("first")), load(fake("second", slowdown=1.015)))
+    verdicts = {c.verdict for c in found if c.contender == "attn_engine"}
+    assert verdicts == {"no difference seen"}
+
+
+def test_too_few_measurements_give_no_interval(tmp_path):
+    few = [benchmark_json(tmp_path / f"{i}.json", 1e-3 * (i + 1), [1e-3] * 5) for i in range(2)]
+    (change,) = changes(*map(load, few))
+    assert (change.ratio, change.low) == (0.5, None)
+    assert change.verdict == "too few measurements"
+
+
+@pytest.mark.parametrize("n", [6, 7, 8, 16, 21, 100, 937])
+def test_interval_holds_the_median_19_times_of_20(n):
+    """By the binomial distribution: it fails where too few samples lie on one side."""
+    median, low, high = interval(tuple(range(n, 0, -1)))
+    assert median == (n + 1) / 2
+    assert low + high == n + 1
+    outside = sum(math.comb(n, i) for i in range(low)) / 2**n
+    one_less = sum(math.comb(n, i) for i in range(low + 2)) / 2**n
+    assert 2 * outside <= 0.05 < 2 * one_less  # and it is about as short as it can be
+
+
+# ---- bad input
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ('{"comparisons": [', "not valid JSON"),
+        ("[1, 2]", "is no result"),
+        ('{"dependencies": {}}', "is no result"),
+        ('{"comparisons": [{"case": {}}]}', "but is none"),
+        ('{"benchmarks": [{"fullname": "x"}]}', "but is none"),
+        ('{"benchmarks": 3}', "but is none"),
+        ('{"kind": "attn_engine bench", "runs": []}', "no result yet"),
+        ('{"kind": "attn_engine bench"}', "but is none"),
+        (b"\xff\xfe\x00", "not valid JSON"),
+        ("[" * 100_000, "not valid JSON"),
+        (None, "cannot be read"),
+    ],
+)
+def test_bad_files_are_one_line_and_exit_code_2(tmp_path, capsys, text, named):
+    path = tmp_path / "results.json"
+    if text is not None:
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    assert cli.main(["report", str(path)]) == 2
+    output = capsys.readouterr()
+    assert (output.out, output.err.count("\n")) == ("", 1)
+    assert named in output.err and "results.json" in output.err
+    assert not (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize("seconds", [0, -1, "1", math.nan, math.inf, None])
+def test_times_that_are_none_are_refused(fake, seconds):
+    path = fake(suites=("causal",))
+    data = json.loads(path.read_text())
+    data["runs"][0]["comparisons"][0]["results"]["torch"]["seconds"] = seconds
+    path.write_text(json.dumps(data))
+    with pytest.raises(BadInput, match="is no number above 0"):
+        load(path)
+
+
+def places(value, path=()):
+    """Where something stands in JSON."""
+    if path:
+        yield path
+    if isinstance(value, dict | list):
+        for key in value if isinstance(value, dict) else range(len(value)):
+            yield from places(value[key], (*path, key))
+
+
+def test_whatever_is_wrong_in_a_file_is_bad_input_or_no_matter(fake, tmp_path):
+    """One thing anywhere is replaced by something else: a report, or one clear line."""
+    whole = json.loads(fake(suites=("causal", "masks", "additive", "memory")).read_text())
+    rng, path = np.random.default_rng(0), tmp_path / "results.json"
+    everywhere, outcomes = list(places(whole)), set()
+    for _ in range(300):
+        data = json.loads(json.dumps(whole))
+        *way, last = everywhere[rng.integers(len(everywhere))]
+        junk = [None, "x", -1, 0, [], {}, [1], {"a": 1}, 1e400][rng.integers(9)]
+        reduce(getitem, way, data)[last] = junk
+        path.write_text(json.dumps(data))
+        try:
+            write_reports([path], tmp_path)
+            outcomes.add("report")
+        except BadInput as error:
+            outcomes.add("bad input")
+            assert str(path) in str(error)
+    assert outcomes == {"report", "bad input"}
+
+
+def test_a_folder_that_cannot_be_written_is_exit_code_2(fake, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    path = fake(suites=("causal",))
+    assert cli.main(["report", str(path), "--output", str(tmp_path / "file" / "below")]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+# ---- parts
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "log", "expected"),
+    [
+        (1, 1000, True, [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000]),
+        (1e-8, 1e-2, True, [10.0**k for k in range(-8, -1)]),
+        (0, 4.3, False, [0, 1, 2, 3, 4]),
+        (0, 450, False, [0, 100, 200, 300, 400]),
+        (0, 0.09, False, [0, 0.02, 0.04, 0.06, 0.08]),
+    ],
+)
+def test_ticks_are_round_and_inside(low, high, log, expected):
+    assert svg.Axis(low, high, 0, 100, log).ticks() == pytest.approx(expected)
+
+
+def test_axis_goes_from_values_to_pixels():
+    assert svg.Axis(1, 100, 0, 50, True)(10) == pytest.approx(25)
+    assert svg.Axis(0, 100, 50, 0, False)(10) == pytest.approx(45)
+
+
+def test_table_in_three_forms():
+    table = Table(["a|b", "n"], [["<x>", "1.5 ms"], ["y", "–"]])
+    assert table.as_markdown().splitlines() == [
+        "| a\\|b | n |",
+        "| --- | --: |",
+        "| \\<x\\> | 1.5 ms |",
+        "| y | – |",
+    ]
+    assert '<tr><td>&lt;x&gt;</td><td class="n">1.5 ms</td></tr>' in table.as_html()
+    assert table.as_text().splitlines() == ["a|b       n", "<x>  1.5 ms", "y         –"]
+
+
+def test_times_have_three_digits_and_a_unit():
+    texts = [short_time(s) for s in (1.2345e-6, 9.999e-4, 0.0123, 12.345)]
+    assert texts == ["1.23 µs", "1 ms", "12.3 ms", "12.3 s"]
