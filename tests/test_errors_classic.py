@@ -48,7 +48,7 @@ ADDITIVE = {
     ),
     "d_attn": (
         {"U_a": ones(9, 6)},
-        "W_a: d_attn is 8 but that of U_a is 9 (W_a (8, 5), U_a (9, 6)); project both to one",
+        "U_a: d_attn is 9 but that of W_a is 8 (U_a (9, 6), W_a (8, 5)); project both to one",
     ),
     "d_attn of query": (
         {"W_a": None},

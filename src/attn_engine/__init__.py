@@ -18,6 +18,7 @@ from .outputs import ContextResult
 from .plans import explain
 from .projected import ProjectedKeys
 from .rotary import rotary_embedding
+from .shapes import ShapeError
 from .varlen import scaled_dot_product_attention_varlen
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "MultiheadResult",
     "ProjectedKeys",
     "SelfAttentionResult",
+    "ShapeError",
     "__version__",
     "additive_attention",
     "concat_attention",

@@ -46,7 +46,7 @@ from .options import (
     check_softcap,
 )
 from .outputs import Problem, check_out, destination, flat, flat_shape
-from .shapes import Shape, check_broadcast, check_shapes
+from .shapes import Shape, ShapeError, check_broadcast, check_shapes, named_axes, swapped
 
 # Bound once: the hot path below asks for them at every call.
 _ndarray, _empty = np.ndarray, np.empty
@@ -219,7 +219,11 @@ def self_attention(
     """
     x = as_floats("x", x)
     if x.ndim < 2:
-        raise ValueError(f"x: shape {x.shape}, expected at least 2 axes (n, d_model)")
+        raise ShapeError(
+            f"x: shape {x.shape}, expected at least 2 axes (n, d_model)",
+            "a single vector is x[None, :]",
+            "x", x.shape, (1,) * (2 - x.ndim) + x.shape, "(n, d_model)",
+        )  # fmt: skip
     n_heads = check_count("num_heads", num_heads)
     n_kv_heads = n_heads if num_kv_heads is None else check_count("num_kv_heads", num_kv_heads)
     if n_heads % n_kv_heads:
@@ -239,11 +243,13 @@ def self_attention(
         tensors.append(room.reshape(*rows, heads, matrix.shape[1] // heads))
     d_q, d_k, d_v = (tensor.shape[-1] for tensor in tensors)
     if d_q != d_k:
-        raise ValueError(
+        shape = np.shape(matrices[1])
+        raise ShapeError(
             f"W_k: {n_kv_heads} heads of d_qk {d_k}, but W_q has {n_heads} of {d_q} (W_q "
-            f"{np.shape(matrices[0])}, W_k {np.shape(matrices[1])}); W_k is (d_model, num_kv_heads "
-            f"* d_qk), {n_kv_heads * d_q} columns"
-        )
+            f"{np.shape(matrices[0])}, W_k {shape})",
+            f"W_k is (d_model, num_kv_heads * d_qk), {n_kv_heads * d_q} columns",
+            "W_k", shape, (shape[0], n_kv_heads * d_q), "(d_model, num_kv_heads * d_qk)",
+        )  # fmt: skip
     if attn_mask is not None and n_heads == 1:
         attn_mask = as_mask("attn_mask", attn_mask)
         if attn_mask.ndim == x.ndim > 2:  # (..., n, n), like the weights of one head
@@ -260,25 +266,40 @@ def _projection(name: str, matrix: Any, x: np.ndarray, heads: int) -> np.ndarray
     """A matrix that x can be multiplied with, its columns split into heads."""
     matrix = as_floats(name, matrix)
     check_same_dtype(name, matrix, "x", x)
+    d_model, count = x.shape[-1], "num_heads" if name == "W_q" else "num_kv_heads"
+    axes = f"(d_model, {count} * {'d_v' if name == 'W_v' else 'd_qk'})"
     if matrix.ndim != 2:
-        raise ValueError(
-            f"{name}: shape {matrix.shape}, expected 2 axes (d_model, heads * d); "
-            f"reshape it, heads side by side"
-        )
-    d_model, columns = matrix.shape
-    if d_model != x.shape[-1]:
-        advice = f"use {name}.T" if columns == x.shape[-1] else "project one of them"
-        raise ValueError(
-            f"{name}: d_model is {d_model} but x has d_model {x.shape[-1]} "
-            f"(x {x.shape}, {name} {matrix.shape}); {advice}"
-        )
+        raise ShapeError(
+            f"{name}: shape {matrix.shape}, expected 2 axes (d_model, heads * d)",
+            f"put heads side by side, {_flattened(name, matrix.shape, d_model)}",
+            name, matrix.shape, (d_model, matrix.size // max(d_model, 1)), axes,
+        )  # fmt: skip
+    rows, columns = matrix.shape
+    if rows != d_model:
+        tensor, expected, fix = name, (d_model, columns), f"make it {(d_model, columns)}"
+        if columns == d_model:
+            expected, fix = (columns, rows), f"use {name}.T"
+        elif x.shape[-2] == rows:
+            tensor, expected, fix = "x", swapped(x.shape, -1, -2), "use x.swapaxes(-1, -2)"
+        raise ShapeError(
+            f"{name}: d_model is {rows} but x has d_model {d_model} "
+            f"(x {x.shape}, {name} {matrix.shape})",
+            fix, tensor, (matrix if tensor == name else x).shape, expected,
+            axes if tensor == name else named_axes(("batch", "n", "d_model"), x.ndim),
+        )  # fmt: skip
     if columns % heads:
-        count = "num_heads" if name == "W_q" else "num_kv_heads"
         raise ValueError(
             f"{name}: {columns} columns do not split into {heads} heads ({name} {matrix.shape} is "
             f"(d_model, {count} * d)); pass a {count} that divides them"
         )
     return matrix
+
+
+def _flattened(name: str, shape: Shape, d_model: int) -> str:
+    """How matrices of several heads become one."""
+    if len(shape) == 3 and shape[1] == d_model != shape[0]:
+        return f"{name}.swapaxes(0, 1).reshape({d_model}, -1)"
+    return f"{name}.reshape({d_model}, -1)"
 
 
 def _mask(name: str, value: Any, scores: Shape, axes: tuple[str, ...]) -> np.ndarray | None:
