@@ -21,7 +21,7 @@ LAYERS = [
     *("_core", "shapes", "arrays", "options", "weights", "viz", "analysis", "outputs", "problem"),
     *("packed", "config", "projected", "problem_classic", "problem_additive", "additive"),
     *("multiplicative", "monotonic", "dot_product", "varlen", "plans", "merge", "rotary"),
-    *("projection", "parameters", "problem_multihead", "multihead", "__init__"),
+    *("projection", "parameters", "problem_multihead", "multihead", "doctor", "__init__"),
 ]
 # Programs on top of the package: they use it, and it knows nothing of them.
 EXTRAS = ["bench", "cli", "demo", "demo_sweep", "interop", "__main__"]

@@ -3,6 +3,7 @@
 from ._core import version as __version__
 from .additive import additive_attention, concat_attention, project_keys
 from .config import get_isa, get_num_threads, set_isa, set_num_threads, show_config
+from .doctor import Diagnosis, diagnose
 from .dot_product import (
     AttentionResult,
     SelfAttentionResult,
@@ -24,6 +25,7 @@ from .varlen import scaled_dot_product_attention_varlen
 __all__ = [
     "AttentionResult",
     "ContextResult",
+    "Diagnosis",
     "MergedAttention",
     "MultiheadAttention",
     "MultiheadResult",
@@ -33,6 +35,7 @@ __all__ = [
     "__version__",
     "additive_attention",
     "concat_attention",
+    "diagnose",
     "dot_attention",
     "explain",
     "general_attention",

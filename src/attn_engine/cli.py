@@ -4,15 +4,18 @@ Exit codes: 0 all well, 1 a result was wrong or something failed, 2 a bad comman
 """
 
 import argparse
+import ast
 import json
 import os
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from . import config, get_num_threads, show_config
+from . import config, diagnose, get_num_threads, show_config
+from .doctor.operations import OPERATIONS
 
 FORMULA_TOLERANCE = 1e-12  # the sentence is float64
 
@@ -62,7 +65,27 @@ def make_parser() -> Parser:
         "--threads", type=positive, metavar="N", help="default: what the library takes"
     )
     demo.set_defaults(run=run_demo)
+    add_diagnose(commands)
     return parser
+
+
+def add_diagnose(commands: Any) -> None:
+    """``attn-engine diagnose`` and its options."""
+    command = commands.add_parser(
+        "diagnose",
+        help="which tensor of a call has the wrong shape, the fix, and a test",
+        description="Says which tensor of a call has the wrong shape, what it should be, the fix "
+        "in one line, and a test to paste. Exit code 0 if all shapes fit, 1 if not.",
+    )
+    command.add_argument("--op", required=True, choices=list(OPERATIONS), help="the attention")
+    command.add_argument(
+        "arguments",
+        nargs="+",
+        type=assignment,
+        metavar="NAME=VALUE",
+        help="a tensor's shape, such as query=2,5,64, or an option, such as num_heads=8",
+    )
+    command.set_defaults(run=run_diagnose)
 
 
 def run_info(options: argparse.Namespace) -> int:
@@ -97,6 +120,30 @@ def run_demo(options: argparse.Namespace) -> int:
     if any(result.status != "timed" for result in results):
         return fail("a result of attn_engine is wrong or missing, see the table")
     return 0
+
+
+def run_diagnose(options: argparse.Namespace) -> int:
+    """``attn-engine diagnose``."""
+    arguments = dict(options.arguments)
+    if len(arguments) < len(options.arguments):
+        return fail("diagnose: an argument is given twice", 2)
+    try:
+        diagnosis = diagnose(options.op, **arguments)
+    except (TypeError, ValueError, MemoryError) as error:
+        return fail(str(error), 2)
+    print(diagnosis)
+    return 0 if diagnosis.error is None else 1
+
+
+def assignment(text: str) -> tuple[str, Any]:
+    """An argument NAME=VALUE: a shape, a number, or a word."""
+    name, _, value = text.partition("=")
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        if name.isidentifier() and value.isidentifier():
+            return name, value
+    raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE, such as query=2,5,64")
 
 
 def fail(message: str, code: int = 1) -> int:

@@ -315,7 +315,7 @@ def general(
     check_same_dtype("W", W, "query", s.query)
     if W.shape != (d_s, d_h):
         name, shape, right, axes = "W", W.shape, (d_s, d_h), "(d_s, d_h)"
-        fix = "use W.T" if W.shape == (d_h, d_s) else "it takes d_s of query to d_h of keys"
+        fix = "use W.T" if W.shape == (d_h, d_s) else f"it takes d_s of query to d_h of keys, make it {right}"
         if W.shape == (d_s, s.n_kv) and s.values is s.keys:
             name, shape, right = "keys", s.keys.shape, swapped(s.keys.shape, -1, -2)
             fix, axes = "use keys.swapaxes(-1, -2)", _axes_of_states("keys", right)
