@@ -124,9 +124,11 @@ def run_demo(options: argparse.Namespace) -> int:
 
 def run_diagnose(options: argparse.Namespace) -> int:
     """``attn-engine diagnose``."""
-    arguments = dict(options.arguments)
-    if len(arguments) < len(options.arguments):
-        return fail("diagnose: an argument is given twice", 2)
+    arguments: dict[str, Any] = {}
+    for name, value in options.arguments:
+        if name in arguments:
+            return fail(f"{name} is given twice", 2)
+        arguments[name] = value
     try:
         diagnosis = diagnose(options.op, **arguments)
     except (TypeError, ValueError, MemoryError) as error:

@@ -30,7 +30,7 @@ def source_of_test(
     changes = {} if error is None else error.changes
     lines = [f"{argument} = {source}" for argument, source in tensors.items()]
     lines += [
-        f"assert {argument}.shape == {changes[argument]}"
+        f"assert {argument}.shape == {np.shape(right[argument])}"
         + (f"  # {error.axes}, not {error.shape}" if argument == error.tensor else "")
         for argument in tensors.keys() & changes.keys()
     ]
