@@ -44,7 +44,7 @@ ADDITIVE = {
     "U_a turned": ({"U_a": ones(6, 8)}, "U_a: d_h is 8 but keys has d_h 6"),
     "U_a vector": (
         {"U_a": ones(6)},
-        "U_a: shape (6,), expected 2 axes (d_attn, d_h); a single row is U_a.r",
+        "U_a: shape (6,), expected 2 axes (d_attn, d_h); make it (8, 6)",
     ),
     "d_attn": (
         {"U_a": ones(9, 6)},

@@ -18,7 +18,8 @@ PYTHON_FILES = sorted(
 
 # A module imports only modules before it.
 LAYERS = [
-    *("_core", "shapes", "arrays", "options", "weights", "viz", "analysis", "outputs", "problem"),
+    *("_core", "shapes", "shapes_classic", "arrays", "options", "weights", "viz", "analysis"),
+    *("outputs", "problem"),
     *("packed", "config", "projected", "problem_classic", "problem_additive", "additive"),
     *("multiplicative", "monotonic", "dot_product", "varlen", "plans", "merge", "rotary"),
     *("projection", "parameters", "problem_multihead", "multihead", "doctor", "__init__"),

@@ -232,13 +232,16 @@ def concat(query: Any, keys: Any, W_c: Any, v: Any, values: Any, **options: Any)
     check_same_dtype("W_c", W_c, "query", s.query)
     if W_c.ndim != 2 or W_c.shape[1] != d_s + d_h:
         turned = W_c.ndim == 2 and len(W_c) == d_s + d_h
-        d_attn = W_c.shape[1] if turned else np.size(v)
+        right = (W_c.shape[1] if turned else np.size(v), d_s + d_h)
+        fix = "use W_c.T" if turned else "it is np.hstack([W_a, U_a])"
+        repair = (fix, "W_c", W_c.shape, right, "(d_attn, d_s + d_h)")
+        if W_c.ndim == 2 and not turned:
+            repair = s.turned(lambda d_s, d_h: d_s + d_h == W_c.shape[1]) or repair
         raise ShapeError(
             f"W_c: shape {W_c.shape}, expected (d_attn, d_s + d_h), which has {d_s} + {d_h} columns "
             f"({s.shapes})",
-            "use W_c.T" if turned else "it is np.hstack([W_a, U_a])",
-            "W_c", W_c.shape, (d_attn, d_s + d_h), "(d_attn, d_s + d_h)",
-        )  # fmt: skip
+            *repair,
+        )
     names = "W_c[:, :d_s]", "W_c[:, d_s:]", "v"
     matrices = W_c[:, :d_s], W_c[:, d_s:]
     none = dict.fromkeys(("bias", "v_scale", "location"))

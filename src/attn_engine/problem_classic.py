@@ -5,6 +5,7 @@ decoder states of size d_s, T_enc encoder states of size d_h, d_attn between the
 axis less than the keys is one decoder step.
 """
 
+from collections.abc import Callable
 from math import prod
 from typing import Any, NamedTuple
 
@@ -24,7 +25,15 @@ from .arrays import (
 )
 from .options import check_count, check_lengths
 from .outputs import Problem, check_out, destination
-from .shapes import Shape, ShapeError, named_axes, reshape_fix, swapped
+from .shapes import Shape, ShapeError, reshape_fix, swapped
+from .shapes_classic import (
+    Repair,
+    axes_of_states,
+    batch_repair,
+    states_rank_repair,
+    turned_states,
+    values_repair,
+)
 
 _RANKS = {
     (1, 2): "(d_s,) with keys (T_enc, d_h)",
@@ -49,6 +58,10 @@ class States(NamedTuple):
         """Query and keys for a message."""
         return f"query {self.query.shape}, keys {self.keys.shape}"
 
+    def turned(self, fits: Callable[[int, int], bool]) -> Repair | None:
+        """How query or keys would fit if it were for their last two axes."""
+        return turned_states(self.query.shape, self.keys.shape, self.values is not self.keys, fits)
+
     @property
     def context_shape(self) -> Shape:
         """Query's, with d_v for d_s."""
@@ -67,104 +80,32 @@ def states(query: Any, keys: Any, values: Any, model: Any = None) -> States:
     """
     query, keys = as_floats("query", query), as_floats("keys", keys)
     check_same_dtype("keys", keys, "query", query)
+    if values is not None:
+        values = as_floats("values", values)
+        check_same_dtype("values", values, "query", query)
     if (query.ndim, keys.ndim) not in _RANKS:
         raise ShapeError(
             f"query: shape {query.shape} with keys {keys.shape}, expected one of "
             f"{'; '.join(_RANKS.values())}",
-            *_rank_repair(query.shape, keys.shape),
+            *states_rank_repair(query.shape, keys.shape),
         )
     batch, n_kv = keys.shape[:-2], keys.shape[-2]
     if batch and query.shape[0] != batch[0]:
         raise ShapeError(
             f"keys: batch is {batch[0]} but query has batch {query.shape[0]} (query {query.shape}, "
             f"keys {keys.shape})",
-            *_batch_repair(query.shape, keys.shape, values),
+            *batch_repair(query.shape, keys.shape, None if values is None else values.shape),
         )
     if values is None:
         values = keys
-    else:
-        values = as_floats("values", values)
-        check_same_dtype("values", values, "query", query)
-        if values.shape[:-1] != keys.shape[:-1] or values.ndim != keys.ndim:
-            axes = "(batch, T_enc, d_v)" if batch else "(T_enc, d_v)"
-            raise ShapeError(
-                f"values: shape {values.shape}, expected {axes} with the {axes[1:-6]} of keys "
-                f"{keys.shape}",
-                *_values_repair(keys.shape, values.shape, getattr(model, "shape", ())[-1:]),
-            )
+    elif values.shape[:-1] != keys.shape[:-1] or values.ndim != keys.ndim:
+        axes = "(batch, T_enc, d_v)" if batch else "(T_enc, d_v)"
+        raise ShapeError(
+            f"values: shape {values.shape}, expected {axes} with the {axes[1:-6]} of keys "
+            f"{keys.shape}",
+            *values_repair(keys.shape, values.shape, getattr(model, "shape", ())[-1:]),
+        )
     return States(query, keys, values, batch, query.shape[len(batch) : -1], n_kv)
-
-
-def _axes_of_states(name: str, shape: Shape, step: bool = False) -> str:
-    """The words for query, keys or values of a shape; a single `step` has no T_dec."""
-    words = {
-        "query": ("batch", "T_dec", "d_s"),
-        "keys": ("batch", "T_enc", "d_h"),
-        "values": ("batch", "T_enc", "d_v"),
-    }[name]
-    return named_axes((words[0], words[2]) if step else words, len(shape))
-
-
-def _rank_repair(query: Shape, keys: Shape) -> tuple[str, str, Shape, Shape, str]:
-    """Which of them has too many axes or too few: the fix, and whose shape becomes which."""
-    name, shape = ("keys", keys) if len(keys) not in (2, 3) else ("query", query)
-    if (len(query), len(keys)) == (3, 2):  # the encoder's batch axis is missing
-        name, shape = "keys", keys
-    rank = 3 if 3 in (len(query), len(keys)) or max(len(query), len(keys)) > 3 else 2
-    fix, expected = "reshape or index one of them", ((1,) * rank + shape)[-rank:]
-    if len(shape) > rank and set(shape[:-rank]) <= {1}:
-        fix = f"use {name}.reshape{expected}"
-    elif len(shape) == rank - 1 or (len(query), len(keys)) == (1, 3):
-        n = (keys if name == "query" else query)[0] if rank == 3 else 1
-        fix = f"use {name}[None]" if n == 1 else f"use np.repeat({name}[None], {n}, axis=0)"
-        expected = (n, *shape)
-    step = name == "query" and len(expected) == 2 and rank == 3
-    return fix, name, shape, expected, _axes_of_states(name, expected, step)
-
-
-def _batch_repair(
-    query: Shape, keys: Shape, values: np.ndarray | None
-) -> tuple[str, str, Shape, Shape, str, dict[str, Shape]]:
-    """Axes in another order, or one entry for all: the fix, and whose shape becomes which."""
-    n, batch = query[0], keys[0]
-    fix, name, expected = (
-        "repeat or index one of them, nothing is broadcast",
-        "keys",
-        (n, *keys[1:]),
-    )
-    if query[1] == batch:  # (T_dec, batch, d_s), or (d_s, batch)
-        fix, name, expected = "use query.swapaxes(0, 1)", "query", swapped(query, 0, 1)
-    elif keys[1] == n:
-        fix, expected = "use keys.swapaxes(0, 1)", swapped(keys, 0, 1)
-    elif n == 1:
-        fix, name = f"use np.repeat(query, {batch}, axis=0)", "query"
-        expected = (batch, *query[1:])
-    elif batch == 1:
-        fix = f"use np.repeat(keys, {n}, axis=0)"
-    changes = {name: expected}
-    if name == "keys" and values is not None and np.shape(values)[:2] == keys[:2]:
-        fix += ", values alike"
-        changes["values"] = (*expected[:2], *np.shape(values)[2:])
-    shape = query if name == "query" else keys
-    return fix, name, shape, expected, _axes_of_states(name, expected, len(expected) == 2), changes
-
-
-def _values_repair(keys: Shape, values: Shape, d_h: Shape) -> tuple[str, str, Shape, Shape, str]:
-    """Values in another order, or keys: the fix, and whose shape becomes which."""
-    name, shape, fix = "values", values, "give every key one value"
-    expected = (*keys[:-1], values[-1] if values else 1)
-    if values == (*keys[1:-1], *values[-1:]) and len(keys) == 3:
-        fix, expected = f"use np.repeat(values[None], {keys[0]}, axis=0)", (keys[0], *values)
-    elif len(values) == len(keys):
-        for a, b in ((-1, -2), (0, 1)):
-            if swapped(values, a, b)[:-1] == keys[:-1]:
-                fix, expected = f"use values.swapaxes({a}, {b})", swapped(values, a, b)
-                break
-        else:
-            if swapped(keys, -1, -2)[:-1] == values[:-1] and d_h == keys[-2:-1]:
-                name, shape, fix = "keys", keys, "use keys.swapaxes(-1, -2)"
-                expected = swapped(keys, -1, -2)
-    return fix, name, shape, expected, _axes_of_states(name, expected)
 
 
 def check_matrix(
@@ -184,12 +125,13 @@ def check_matrix(
     check_same_dtype(name, matrix, of, model)
     expected = f"({axes[0]}, {axes[1]})"
     if matrix.ndim != 2:
-        right = (matrix.size // columns if columns else 1, columns)
+        right = (matrix.size // max(columns, 1) if rows is None else rows, columns)
+        otherwise = f"make it {right}"
+        if rows is None and matrix.ndim < 2:
+            otherwise = f"a single row is {name}.reshape(1, -1)"
         raise ShapeError(
             f"{name}: shape {matrix.shape}, expected 2 axes {expected}",
-            f"a single row is {name}.reshape(1, -1)"
-            if matrix.ndim < 2
-            else reshape_fix(name, matrix.shape, right, f"make it {right}"),
+            reshape_fix(name, matrix.shape, right, otherwise),
             name, matrix.shape, right, expected,
         )  # fmt: skip
     n, d = matrix.shape
@@ -206,7 +148,7 @@ def check_matrix(
     raise ShapeError(
         f"{name}: {axes[1]} is {d} but {of} has {axes[1]} {columns} "
         f"({of} {model.shape}, {name} {matrix.shape}, expected {expected})",
-        fix, tensor, shape, right, expected if tensor == name else _axes_of_states(of, right),
+        fix, tensor, shape, right, expected if tensor == name else axes_of_states(of, right),
     )  # fmt: skip
 
 
@@ -282,17 +224,13 @@ def dot(
     s = states(query, keys, values, query)
     d_s, d_h = s.query.shape[-1], s.keys.shape[-1]
     if d_s != d_h:
-        name, shape, right = "query", s.query.shape, (*s.query.shape[:-1], d_h)
+        right = (*s.query.shape[:-1], d_h)
         fix = f"use general_attention with a matrix W of shape ({d_s}, {d_h})"
-        if s.n_kv == d_s and s.values is s.keys:
-            name, shape, right = "keys", s.keys.shape, swapped(s.keys.shape, -1, -2)
-            fix = f"use keys.swapaxes(-1, -2), or {fix.removeprefix('use ')}"
-        step = name == "query" and not s.steps
-        axes = _axes_of_states(name, right, step)
+        project = (fix, "query", s.query.shape, right, axes_of_states("query", right, not s.steps))
         raise ShapeError(
             f"query: d_s is {d_s} but keys have d_h {d_h} ({s.shapes})",
-            fix, name, shape, right, axes,
-        )  # fmt: skip
+            *(s.turned(lambda d_s, d_h: d_s == d_h) or project),
+        )
     return _multiplicative(s, None, 1, mask, key_lengths, out, threads)
 
 
@@ -314,15 +252,16 @@ def general(
     W = as_floats("W", W)
     check_same_dtype("W", W, "query", s.query)
     if W.shape != (d_s, d_h):
-        name, shape, right, axes = "W", W.shape, (d_s, d_h), "(d_s, d_h)"
-        fix = "use W.T" if W.shape == (d_h, d_s) else f"it takes d_s of query to d_h of keys, make it {right}"
-        if W.shape == (d_s, s.n_kv) and s.values is s.keys:
-            name, shape, right = "keys", s.keys.shape, swapped(s.keys.shape, -1, -2)
-            fix, axes = "use keys.swapaxes(-1, -2)", _axes_of_states("keys", right)
+        fix = f"it takes d_s of query to d_h of keys, make it {(d_s, d_h)}"
+        if W.shape == (d_h, d_s):
+            fix = "use W.T"
+        repair = (fix, "W", W.shape, (d_s, d_h), "(d_s, d_h)")
+        if W.shape != (d_h, d_s):
+            repair = s.turned(lambda d_s, d_h: W.shape == (d_s, d_h)) or repair
         raise ShapeError(
             f"W: shape {W.shape}, expected (d_s, d_h), which is ({d_s}, {d_h}) ({s.shapes})",
-            fix, name, shape, right, axes,
-        )  # fmt: skip
+            *repair,
+        )
     heads = check_heads(num_heads, d_h=d_h, d_v=s.values.shape[-1])
     return _multiplicative(s, W.T, heads, mask, key_lengths, out, threads)
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .arrays import LARGEST, as_array, as_floats, is_bfloat16, native, prepared_mask
-from .shapes import Shape, ShapeError, named_axes, reshape_fix, swapped
+from .shapes import Shape, ShapeError, named_axes, rank_repair, swapped, without_ones
 
 
 class Inputs(NamedTuple):
@@ -53,8 +53,11 @@ def check_inputs(
     ):
         if tensor.shape[-1] != size:
             fix, right = "", (*tensor.shape[:-1], size)
-            if tensor.shape[-2] == size:
-                fix, right = f"use {name}.swapaxes(-1, -2), or ", swapped(tensor.shape, -1, -2)
+            for other in range(-2, -tensor.ndim - 1, -1):
+                if tensor.shape[other] == size:
+                    fix = f"use {name}.swapaxes(-1, {other}), or "
+                    right = swapped(tensor.shape, -1, other)
+                    break
             raise ShapeError(
                 f"{name}: {axis} is {tensor.shape[-1]} but the layer has {axis} {size} "
                 f"({name} {tensor.shape})",
@@ -100,27 +103,23 @@ def _check_ranks(tensors: dict[str, np.ndarray], batch_first: bool) -> None:
     query = tensors["query"]
     if query.ndim not in (2, 3):
         axes = _axes("query", 3, batch_first)
-        right = ((1,) * 2 + query.shape)[-2:] if query.ndim < 2 else query.shape[-3:]
+        right = without_ones(query.shape, 3) or (1, 1, *query.shape)[-2:]
+        fix = f"use query.reshape{right}" if query.ndim > 2 else "a single vector is query[None, :]"
         raise ShapeError(
             f"query: shape {query.shape}, expected {axes} with batch_first={batch_first}, or "
             f"(n_q, embed_dim) without a batch",
-            reshape_fix("query", query.shape, right, "merge or index axes"),
+            fix,
             "query", query.shape, right, _axes("query", len(right), batch_first),
         )  # fmt: skip
     for name, tensor in tensors.items():
         if tensor.ndim != query.ndim:
-            shorter, shape, longer = name, tensor.shape, query.shape
-            if tensor.ndim > query.ndim:
-                shorter, shape, longer = "query", query.shape, tensor.shape
-            batch = longer[0 if batch_first else 1]
-            index, axis = ("None", 0) if batch_first else (":, None", 1)
-            fix = f"{shorter}[{index}]"
+            shapes = {each: tensor.shape for each, tensor in tensors.items()}
+            advice = "give all a batch axis or none, e.g."
+            fix, wrong, right = rank_repair(shapes, advice, 0 if batch_first else 1)
             raise ShapeError(
                 f"{name}: {tensor.ndim} axes but query has {query.ndim} (query {query.shape}, "
                 f"{name} {tensor.shape})",
-                "give all a batch axis or none, e.g. "
-                + (fix if batch == 1 else f"np.repeat({fix}, {batch}, axis={axis})"),
-                shorter, shape, (*shape[:axis], batch, *shape[axis:]), _axes(shorter, 3, batch_first),
+                fix, wrong, shapes[wrong], right, _axes(wrong, len(right), batch_first),
             )  # fmt: skip
 
 
@@ -136,6 +135,9 @@ def _check_equal(
     fix, changes = "repeat or index one of them, nothing is broadcast", {name: right}
     if word == "n_kv":
         fix = "give every key one value"
+    elif name == "key" and shapes["value"][axis] == got:
+        query = shapes["query"]
+        changes = {"query": (*query[:axis], got, *query[axis + 1 :])}
     if len(right) == 3:
         fix, changes = _layout_repair(shapes, name, other, axis, word) or (fix, changes)
     tensor = next((each for each in changes if each in shapes), name)

@@ -5,6 +5,7 @@ Pure tuples of integers: no array is touched here. Words for axes are those of t
 """
 
 from collections.abc import Callable, Iterator
+from itertools import combinations
 from math import prod
 from typing import Any, NamedTuple
 
@@ -109,46 +110,79 @@ def check_shapes(
             )  # fmt: skip
     for name, shape in (("key", key), ("value", value)):
         if len(shape) != len(query):
-            raise _rank_error(name, shape, query, bshd)
+            fix, tensor, expected = rank_repair(shapes, "give both the same axes, e.g.")
+            raise ShapeError(
+                f"{name}: {len(shape)} axes but query has {len(query)} "
+                f"(query {query}, {name} {shape})",
+                fix, tensor, shapes[tensor], expected, _axes_words(tensor, len(expected), bshd),
+            )  # fmt: skip
     error = _mismatch(shapes, bshd, enable_gqa)
     if error is None:
         return axes_of(query, bshd), axes_of(key, bshd).n
     for fix, *repaired in _repairs(shapes, bshd, packed):
         if _mismatch(*repaired, enable_gqa) is None:
-            error = _repaired(error, fix, shapes, *repaired)
-            break
+            raise _repaired(error, fix, shapes, *repaired)
+    if len(error.changes) == 1 and error.expected != error.shape:
+        for tensor, expected in _resized(shapes, bshd):
+            if _mismatch(shapes | {tensor: expected}, bshd, enable_gqa) is None:
+                what, fix = error.args[:2]
+                if tensor != error.tensor:
+                    fix = f"make {tensor} {expected}, nothing is broadcast"
+                axes = _axes_words(tensor, len(query), bshd)
+                raise ShapeError(what, fix, tensor, shapes[tensor], expected, axes)
     raise error
 
 
-def _rank_error(name: str, shape: Shape, query: Shape, bshd: bool) -> ShapeError:
-    """Of query and `name`, the one with fewer axes lacks one in front."""
-    pair = {"query": query, name: shape}
-    shorter, longer = sorted(pair, key=lambda each: len(pair[each]))
-    missing = pair[longer][: len(pair[longer]) - len(pair[shorter])]
-    expected = (*missing, *pair[shorter])
-    fix = (
-        f"{shorter}[None]"
-        if missing[-1] == 1
-        else f"np.repeat({shorter}[None], {missing[-1]}, axis=0)"
-    )
-    return ShapeError(
-        f"{name}: {len(shape)} axes but query has {len(query)} (query {query}, {name} {shape})",
-        f"give both the same axes, e.g. {fix}",
-        shorter, pair[shorter], expected, _axes_words(shorter, len(expected), bshd),
-    )  # fmt: skip
+def rank_repair(shapes: dict[str, Shape], advice: str, axis: int = 0) -> tuple[str, str, Shape]:
+    """The tensor whose number of axes is not that of the others: the fix, its name, its new shape.
+
+    It loses axes of 1, or gets one at `axis`, after `advice`.
+    """
+    ranks = [len(shape) for shape in shapes.values()]
+    rank = max(set(ranks), key=lambda rank: (ranks.count(rank), rank))
+    name = next(name for name, shape in shapes.items() if len(shape) != rank)
+    expected = without_ones(shapes[name], rank)
+    if expected:
+        return f"use {name}.reshape{expected}", name, expected
+    model = max(shapes.values(), key=len)
+    name = next(name for name, shape in shapes.items() if len(shape) != len(model))
+    shape = shapes[name]
+    n = model[axis + len(model) - len(shape) - 1]
+    fix = f"{name}[{':, ' * axis}None]"
+    fix = fix if n == 1 else f"np.repeat({fix}, {n}, axis={axis})"
+    return f"{advice} {fix}", name, (*shape[:axis], n, *shape[axis:])
+
+
+def without_ones(shape: Shape, rank: int) -> Shape | None:
+    """`shape` with so many axes of 1 less, the first ones, that `rank` are left; None if it cannot."""
+    ones = [axis for axis, n in enumerate(shape) if n == 1][: len(shape) - rank]
+    if len(shape) <= rank or len(shape) - len(ones) != rank:
+        return None
+    return tuple(n for axis, n in enumerate(shape) if axis not in ones)
+
+
+def _resized(shapes: dict[str, Shape], bshd: bool) -> Iterator[tuple[str, Shape]]:
+    """Each tensor alone, made to fit the others."""
+    q, k, v = (axes_of(shape, bshd) for shape in shapes.values())
+    rank = len(shapes["query"])
+    yield "value", _shape_of(Axes(k.batch, k.heads, k.n, v.d), rank, bshd)
+    yield "key", _shape_of(Axes(q.batch, v.heads, v.n, q.d), rank, bshd)
+    yield "query", _shape_of(Axes(k.batch, q.heads, q.n, k.d), rank, bshd)
 
 
 def _repaired(
     error: ShapeError, fix: str, shapes: dict[str, Shape], repaired: dict[str, Shape], bshd: bool
 ) -> ShapeError:
-    """The error with a change that is known to help before the advice that it has."""
+    """The error with a change that is known to help; heads that differ may be meant to."""
+    what, advice, *rest = error.args
+    if "enable_gqa" in error.changes:
+        return ShapeError(what, f"{advice}, or {fix}", *rest)
     changes = {name: shape for name, shape in repaired.items() if shape != shapes[name]}
     tensor = next(iter(changes), error.tensor)
     expected = repaired[tensor]
     axes = _axes_words(tensor, len(expected), bshd)
     changes = changes or {"layout": "bshd" if bshd else "bhsd"}
-    what, advice = error.args[:2]
-    return ShapeError(what, f"{fix}, or {advice}", tensor, shapes[tensor], expected, axes, changes)
+    return ShapeError(what, fix, tensor, shapes[tensor], expected, axes, changes)
 
 
 def _mismatch(shapes: dict[str, Shape], bshd: bool, enable_gqa: bool) -> ShapeError | None:
@@ -207,20 +241,27 @@ def _repairs(
         fix = " and ".join(text.format(name) for name in names)
         return f"use {fix}", shapes | {name: change(shapes[name]) for name in names}, bshd
 
+    def turned(a: int, b: int, *names: str):
+        return changed(f"{{}}.swapaxes({a}, {b})", lambda shape: swapped(shape, a, b), *names)
+
     rank = len(shapes["query"])
     for name in ("key", "value"):
-        yield changed("{}.swapaxes(-1, -2)", lambda shape: swapped(shape, -1, -2), name)
+        yield turned(-1, -2, name)
     if rank > 2:
         if not packed:
             yield f'pass layout="{"bhsd" if bshd else "bshd"}"', shapes, not bshd
         for names in (("query",), ("key", "value"), ("key",), ("value",)):
-            yield changed("{}.swapaxes(-2, -3)", lambda shape: swapped(shape, -2, -3), *names)
+            yield turned(-2, -3, *names)
+    for name in shapes:
+        for i, j in combinations(range(rank), 2):
+            yield turned(i, j, name)
     if rank == 4:
         n = max(shape[0] for shape in shapes.values())
         for names in (("key", "value"), ("key",), ("value",), ("query",)):
             if all(shapes[name][0] == 1 for name in names):
                 text = f"np.repeat({{}}, {n}, axis=0)"
-                yield changed(text, lambda shape: (n, *shape[1:]), *names)
+                fix, *repaired = changed(text, lambda shape: (n, *shape[1:]), *names)
+                yield f"{fix}, nothing is broadcast", *repaired
 
 
 def swapped(shape: Shape, a: int, b: int) -> Shape:
