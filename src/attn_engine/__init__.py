@@ -1,6 +1,6 @@
 """Attention on CPUs: NumPy in, NumPy out."""
 
-from ._core import version as __version__
+from ._load import version as __version__
 from .additive import additive_attention, concat_attention, project_keys
 from .config import get_isa, get_num_threads, set_isa, set_num_threads, show_config
 from .doctor import Diagnosis, diagnose

@@ -28,7 +28,8 @@ from .problem_classic import (
     weights_shape,
 )
 from .projected import ProjectedKeys
-from .shapes import Shape, ShapeError, named_axes, reshape_fix
+from .shapes import Shape, ShapeError, reshape_fix
+from .shapes_classic import axes_of_states
 
 
 def projected_keys(keys: Any, U_a: Any, threads: int) -> ProjectedKeys:
@@ -166,29 +167,26 @@ def _projections(
         W_a = check_matrix("W_a", W_a, ("d_attn", "d_s"), query.shape[-1], "query", query, d_v_a)
     if U_a is not None:
         U_a = check_matrix("U_a", U_a, ("d_attn", "d_h"), keys.shape[-1], "keys", keys, d_v_a)
-    projected = keys if prepared is None else prepared.projected
-    sides = [
-        ("query", query.shape, query.shape[-1]) if W_a is None else ("W_a", W_a.shape, len(W_a)),
-        ("keys", projected.shape, projected.shape[-1])
-        if U_a is None
-        else ("U_a", U_a.shape, len(U_a)),
-    ]
-    d_query, d_attn = sides[0][2], sides[1][2]
+    projected = keys.shape if prepared is None else prepared.projected.shape
+    d_query = query.shape[-1] if W_a is None else len(W_a)
+    d_attn = projected[-1] if U_a is None else len(U_a)
     if d_query == d_attn:
         return W_a, U_a, d_attn
-    if d_query == d_v_a:
-        sides.reverse()
-    (name, shape, d), (other, other_shape, expected) = sides
-    is_matrix = name in ("W_a", "U_a")
-    right = (expected, shape[1]) if is_matrix else (*shape[:-1], expected)
+    words = axes_of_states("query", query.shape, not s.steps).replace("d_s", "d_attn")
+    one = (
+        ("query", query.shape, -1, words) if W_a is None else ("W_a", W_a.shape, 0, "(d_attn, d_s)")
+    )
+    words = axes_of_states("keys", projected).replace("d_h", "d_attn")
+    two = ("keys", projected, -1, words) if U_a is None else ("U_a", U_a.shape, 0, "(d_attn, d_h)")
+    wrong, good = (two, one) if d_query == d_v_a else (one, two)
+    name, shape, axis, words = wrong
+    expected = good[1][good[2]]
+    right = (expected, *shape[1:]) if axis == 0 else (*shape[:-1], expected)
     raise ShapeError(
-        f"{name}: d_attn is {d} but that of {other} is {expected} "
-        f"({name} {shape}, {other} {other_shape})",
+        f"{name}: d_attn is {shape[axis]} but that of {good[0]} is {expected} "
+        f"({name} {shape}, {good[0]} {good[1]})",
         f"project both to one d_attn, {name} to {right}",
-        name, shape, right,
-        f"(d_attn, {'d_s' if name == 'W_a' else 'd_h'})"
-        if is_matrix
-        else named_axes(("batch", "T_dec" if name == "query" else "T_enc", "d_attn"), len(shape)),
+        name, shape, right, words,
     )  # fmt: skip
 
 
