@@ -3,6 +3,7 @@
 import pickle
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -271,6 +272,20 @@ def test_what_is_no_shape_is_an_error_as_in_the_call(kind, function, changes, me
     with pytest.raises(kind) as raised:
         diagnose(function, **(RIGHT["dot"] | changes))
     assert str(raised.value).startswith(message)
+
+
+def test_the_prompt_s_example_runs_and_its_table_is_that_of_the_calls():
+    text = (Path(__file__).parents[1] / "docs" / "prompt-attention-shapes.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    for block in blocks:
+        exec(block, {})  # noqa: S102
+    fix, mixing = "swapaxes(0, 1)", "reshape(states.shape[1], states.shape[0], 128)"
+    assert fix in blocks[0]
+    with pytest.raises(AssertionError):
+        exec(blocks[0].replace(fix, mixing), {})  # noqa: S102
+    for operation, tensor in (("additive", "W_a"), ("additive", "U_a"), ("general", "W")):
+        turned = RIGHT[operation] | {tensor: RIGHT[operation][tensor][::-1]}
+        assert f" {tensor} {diagnose(operation, **turned).error.axes}" in text
 
 
 # --- the command
