@@ -30,9 +30,10 @@ def source_of_test(
     changes = {} if error is None else error.changes
     lines = [f"{argument} = {source}" for argument, source in tensors.items()]
     lines += [
-        f"assert {argument}.shape == {np.shape(right[argument])}"
+        f"assert {argument}.shape == {tuple(np.shape(right[argument]))}"
         + (f"  # {error.axes}, not {error.shape}" if argument == error.tensor else "")
-        for argument in tensors.keys() & changes.keys()
+        for argument in tensors
+        if argument in changes
     ]
     passed = ", ".join([f"{argument}={argument}" for argument in tensors])
     call = operation.source.format(tensors=passed, options=", ".join(options))
@@ -59,7 +60,7 @@ def _source(argument: str, value: Any, n_q: int, n_kv: int, ignore: str) -> str 
         return f"project_keys({_random(shapes[0])}, {_random(shapes[1])})"
     if argument == "segment_ids":
         return f"({', '.join(f'np.zeros({np.shape(ids)}, int)' for ids in value)})"
-    shape = np.shape(value)
+    shape = tuple(np.shape(value))
     if argument == "sinks":
         return f"np.full({shape}, -np.inf)"
     if argument in FLOATS:
