@@ -59,7 +59,7 @@ typedef struct attn_tile_class {
 } attn_tile_class;
 
 typedef struct attn_call {
-    const void *problem; /* attn_problem, attn_softmax_problem or attn_additive_problem */
+    const void *problem; /* attn_problem, or that of append, softmax or additive */
     const attn_plan *plan;
     void *shared;
 } attn_call;
@@ -111,6 +111,7 @@ int attn_real_bytes(attn_dtype dtype);
 int attn_stored_bytes(attn_dtype dtype);
 
 attn_plan attn_plan_attend(const attn_problem *problem, bool decode);
+attn_plan attn_plan_append(const attn_append_problem *problem);
 attn_plan attn_plan_softmax(const attn_softmax_problem *problem);
 attn_plan attn_plan_additive(const attn_additive_problem *problem);
 attn_plan attn_plan_additive_keys(const attn_additive_problem *problem);

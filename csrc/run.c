@@ -236,6 +236,11 @@ attn_status attn_attend(const attn_problem *problem, int (*poll)(void)) {
     return run_plan(problem, &plan, poll);
 }
 
+attn_status attn_append(const attn_append_problem *problem, int (*poll)(void)) {
+    const attn_plan plan = attn_plan_append(problem);
+    return run_plan(problem, &plan, poll);
+}
+
 attn_status attn_softmax(const attn_softmax_problem *problem, int (*poll)(void)) {
     const attn_plan plan = attn_plan_softmax(problem);
     return run_plan(problem, &plan, poll);

@@ -37,7 +37,7 @@ OWNERS = {
     r"\b_mm\d*_|\b__m\d+|immintrin|arm_neon|\bv(ld|st)1q?_": ["simd_avx2.h", "simd_avx512.h"],
     r"\b(printf|fprintf|puts|abort|exit)\b": [],
 }
-KERNELS = ["prefill.c", "decode.c", "softmax.c", "additive.c"]
+KERNELS = ["prefill.c", "decode.c", "softmax.c", "additive.c", "append.c"]
 
 
 def code(path):
