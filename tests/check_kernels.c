@@ -133,12 +133,14 @@ int main(int argc, char **argv) {
         for (int dtype = 0; dtype < DTYPES; dtype++) {
             check_primitives(registry[isa][dtype].check_vectors);
             check_primitives(registry[isa][dtype].check_tiles);
+            check_primitives(registry[isa][dtype].check_stream);
             check_softmax(isa, dtype);
             check_attend(isa, dtype);
             if (bench) check_bench(isa, dtype);
         }
     }
     check_exp2();
+    check_allocations();
     if (groups == 0) return usage(); /* a filter that fits nothing has checked nothing */
     printf("%d groups, %d wrong\n", groups, wrong_groups);
     return wrong_groups > 0;

@@ -21,8 +21,8 @@ LAYERS = [
     *("_core", "_load", "shapes", "shapes_classic", "arrays", "options", "weights", "viz"),
     *("analysis", "outputs", "problem", "packed", "config", "projected", "problem_classic"),
     *("problem_additive", "additive", "multiplicative", "monotonic", "dot_product", "varlen"),
-    *("plans", "merge", "rotary", "projection", "parameters", "problem_multihead", "multihead"),
-    *("doctor", "__init__"),
+    *("plans", "merge", "cache_kind", "pages", "pools", "problem_cache", "cache", "rotary"),
+    *("projection", "parameters", "problem_multihead", "multihead", "doctor", "__init__"),
 ]
 # Programs on top of the package: they use it, and it knows nothing of them.
 EXTRAS = ["bench", "cli", "demo", "demo_sweep", "interop", "__main__"]

@@ -2,6 +2,7 @@
 
 from ._load import version as __version__
 from .additive import additive_attention, concat_attention, project_keys
+from .cache import KVCache
 from .config import get_isa, get_num_threads, set_isa, set_num_threads, show_config
 from .doctor import Diagnosis, diagnose
 from .dot_product import (
@@ -26,6 +27,7 @@ __all__ = [
     "AttentionResult",
     "ContextResult",
     "Diagnosis",
+    "KVCache",
     "MergedAttention",
     "MultiheadAttention",
     "MultiheadResult",
