@@ -90,7 +90,8 @@ def _axes_words(name: str, rank: int, bshd: bool) -> str:
 
 def named_axes(words: tuple[str, ...], rank: int) -> str:
     """The last `rank` words, for more axes behind dots."""
-    return f"({', '.join(words[-rank:] if rank <= len(words) else ('...', *words))})"
+    shown = words[-rank:] if rank <= len(words) else ("...", *words)
+    return f"({', '.join(shown)}{',' * (len(shown) == 1)})"
 
 
 def check_shapes(
