@@ -21,7 +21,7 @@ def axes_of_states(name: str, shape: Shape, step: bool = False) -> str:
     return named_axes((words[0], words[2]) if step else words, len(shape))
 
 
-def states_rank_repair(query: Shape, keys: Shape) -> tuple[str, str, Shape, Shape, str]:
+def states_rank_repair(query: Shape, keys: Shape) -> Repair:
     """Which of them has too many axes or too few: the fix, and whose shape becomes which."""
     name, shape = ("keys", keys) if len(keys) not in (2, 3) else ("query", query)
     if (len(query), len(keys)) == (3, 2):  # the encoder's batch axis is missing
@@ -68,7 +68,7 @@ def batch_repair(
     return fix, name, shape, expected, axes_of_states(name, expected, len(expected) == 2), changes
 
 
-def values_repair(keys: Shape, values: Shape, d_h: Shape) -> tuple[str, str, Shape, Shape, str]:
+def values_repair(keys: Shape, values: Shape, d_h: Shape) -> Repair:
     """Values in another order, or keys: the fix, and whose shape becomes which."""
     name, shape, fix = "values", values, "give every key one value"
     expected = (*keys[:-1], values[-1] if values else 1)
