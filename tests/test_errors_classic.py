@@ -44,11 +44,11 @@ ADDITIVE = {
     "U_a turned": ({"U_a": ones(6, 8)}, "U_a: d_h is 8 but keys has d_h 6"),
     "U_a vector": (
         {"U_a": ones(6)},
-        "U_a: shape (6,), expected 2 axes (d_attn, d_h); a single row is U_a.r",
+        "U_a: shape (6,), expected 2 axes (d_attn, d_h); make it (8, 6)",
     ),
     "d_attn": (
         {"U_a": ones(9, 6)},
-        "W_a: d_attn is 8 but that of U_a is 9 (W_a (8, 5), U_a (9, 6)); project both to one",
+        "U_a: d_attn is 9 but that of W_a is 8 (U_a (9, 6), W_a (8, 5)); project both to one",
     ),
     "d_attn of query": (
         {"W_a": None},

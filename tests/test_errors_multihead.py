@@ -25,10 +25,10 @@ CALLS = {
         {"key": ones(7, 12)},
         (
             "key: 2 axes but query has 3 (query (5, 2, 12), key (7, 12)); give all a batch axis or "
-            "none, e.g. key[:, None]"
+            "none, e.g. np.repeat(key[:, None], 2, axis=1)"
         ),
     ),
-    "rank of query": ({"query": ones(5, 12)}, "none, e.g. query[:, None]"),
+    "rank of query": ({"query": ones(5, 12)}, "none, e.g. np.repeat(query[:, None], 2, axis=1)"),
     "embed_dim": (
         {"query": ones(5, 2, 16)},
         (
@@ -141,7 +141,7 @@ def test_batch_first_has_its_own_words():
     layer = MultiheadAttention(12, 3, batch_first=True)
     for arguments, message in (
         ({"query": ones(12)}, "expected (batch, n_q, embed_dim) with batch_first=True"),
-        ({"key": ones(7, 12)}, "e.g. key[None]"),
+        ({"key": ones(7, 12)}, "e.g. np.repeat(key[None], 2, axis=0)"),
         (GOOD, "build the layer with batch_first=False, or use swapaxes(0, 1) on all"),
     ):
         with pytest.raises(ValueError) as caught:

@@ -18,12 +18,12 @@ PYTHON_FILES = sorted(
 
 # A module imports only modules before it.
 LAYERS = [
-    *("_core", "_load", "shapes", "arrays", "options", "weights", "viz", "analysis", "outputs"),
-    *("problem", "packed", "config", "projected", "problem_classic", "problem_additive"),
-    *("additive", "multiplicative", "monotonic", "dot_product"),
+    *("_core", "_load", "shapes", "shapes_classic", "arrays", "options", "weights", "viz"),
+    *("analysis", "outputs", "problem", "packed", "config", "projected", "problem_classic"),
+    *("problem_additive", "additive", "multiplicative", "monotonic", "dot_product"),
     *("problem_backward", "backward", "varlen", "plans", "merge"),
-    *("cache_kind", "pages", "pools", "problem_cache", "cache"),
-    *("rotary", "projection", "parameters", "problem_multihead", "multihead", "__init__"),
+    *("cache_kind", "pages", "pools", "problem_cache", "cache", "rotary"),
+    *("projection", "parameters", "problem_multihead", "multihead", "doctor", "__init__"),
 ]
 # Programs on top of the package: they use it, and it knows nothing of them.
 EXTRAS = ["bench", "cli", "demo", "demo_sweep", "interop", "report", "__main__"]

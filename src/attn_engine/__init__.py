@@ -5,6 +5,7 @@ from .additive import additive_attention, concat_attention, project_keys
 from .backward import AttentionGradients, scaled_dot_product_attention_backward
 from .cache import KVCache
 from .config import get_isa, get_num_threads, set_isa, set_num_threads, show_config
+from .doctor import Diagnosis, diagnose
 from .dot_product import (
     AttentionResult,
     SelfAttentionResult,
@@ -20,21 +21,25 @@ from .outputs import ContextResult
 from .plans import explain
 from .projected import ProjectedKeys
 from .rotary import rotary_embedding
+from .shapes import ShapeError
 from .varlen import scaled_dot_product_attention_varlen
 
 __all__ = [
     "AttentionGradients",
     "AttentionResult",
     "ContextResult",
+    "Diagnosis",
     "KVCache",
     "MergedAttention",
     "MultiheadAttention",
     "MultiheadResult",
     "ProjectedKeys",
     "SelfAttentionResult",
+    "ShapeError",
     "__version__",
     "additive_attention",
     "concat_attention",
+    "diagnose",
     "dot_attention",
     "explain",
     "general_attention",

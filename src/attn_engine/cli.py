@@ -5,17 +5,20 @@ variable.
 """
 
 import argparse
+import ast
 import json
 import os
 import shlex
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from . import config, get_num_threads, show_config
+from . import config, diagnose, get_num_threads, show_config
 from .bench.files import BadInput
+from .doctor.operations import OPERATIONS
 
 FORMULA_TOLERANCE = 1e-12  # the sentence is float64
 
@@ -79,6 +82,7 @@ def make_parser() -> Parser:
         "--output", type=Path, metavar="DIR", help="default: where the first file is"
     )
     report.set_defaults(run=run_report)
+    add_diagnose(commands)
     return parser
 
 
@@ -115,6 +119,25 @@ def add_bench(commands) -> None:
     )
     bench.add_argument("--json", action="store_true", help="print the results as JSON")
     bench.set_defaults(run=run_bench)
+
+
+def add_diagnose(commands: Any) -> None:
+    """``attn-engine diagnose`` and its options."""
+    command = commands.add_parser(
+        "diagnose",
+        help="which tensor of a call has the wrong shape, the fix, and a test",
+        description="Says which tensor of a call has the wrong shape, what it should be, the fix "
+        "in one line, and a test to paste. Exit code 0 if all shapes fit, 1 if not.",
+    )
+    command.add_argument("--op", required=True, choices=list(OPERATIONS), help="the attention")
+    command.add_argument(
+        "arguments",
+        nargs="+",
+        type=assignment,
+        metavar="NAME=VALUE",
+        help="a tensor's shape, such as query=2,5,64, or an option, such as num_heads=8",
+    )
+    command.set_defaults(run=run_diagnose)
 
 
 def run_info(options: argparse.Namespace) -> int:
@@ -199,6 +222,32 @@ def run_report(options: argparse.Namespace) -> int:
     for path in write_reports(options.results, options.output or options.results[0].parent):
         print(path)
     return 0
+
+
+def run_diagnose(options: argparse.Namespace) -> int:
+    """``attn-engine diagnose``."""
+    arguments: dict[str, Any] = {}
+    for name, value in options.arguments:
+        if name in arguments:
+            return fail(f"{name} is given twice", 2)
+        arguments[name] = value
+    try:
+        diagnosis = diagnose(options.op, **arguments)
+    except (TypeError, ValueError, MemoryError) as error:
+        return fail(str(error), 2)
+    print(diagnosis)
+    return 0 if diagnosis.error is None else 1
+
+
+def assignment(text: str) -> tuple[str, Any]:
+    """An argument NAME=VALUE: a shape, a number, or a word."""
+    name, _, value = text.partition("=")
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        if name.isidentifier() and value.isidentifier():
+            return name, value
+    raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE, such as query=2,5,64")
 
 
 def fail(message: str, code: int = 1) -> int:

@@ -8,6 +8,7 @@ from numpy.typing import ArrayLike
 
 from .arrays import as_floats, check_same_dtype, compute_type, native
 from .options import check_layout
+from .shapes import ShapeError
 
 
 class MergedAttention(NamedTuple):
@@ -100,7 +101,11 @@ def _parts(outputs: Any, lses: Any, bshd: bool) -> tuple[list[np.ndarray], list[
         )
     first = outputs[0]
     if first.ndim < 2:
-        raise ValueError(f"outputs[0]: shape {first.shape}, expected at least 2 axes (n_q, d_v)")
+        raise ShapeError(
+            f"outputs[0]: shape {first.shape}, expected at least 2 axes (n_q, d_v)",
+            "a single row is output[None, :]",
+            "outputs[0]", first.shape, (1,) * (2 - first.ndim) + first.shape, "(n_q, d_v)",
+        )  # fmt: skip
     if bshd and first.ndim > 2:
         rows = (*first.shape[:-3], first.shape[-2], first.shape[-3])
     else:
@@ -109,20 +114,22 @@ def _parts(outputs: Any, lses: Any, bshd: bool) -> tuple[list[np.ndarray], list[
     for i, (output, lse) in enumerate(zip(outputs, lses, strict=True)):
         check_same_dtype(f"outputs[{i}]", output, "outputs[0]", first)
         if output.shape != first.shape:
-            raise ValueError(
-                f"outputs[{i}]: shape {output.shape} but outputs[0] has {first.shape}; all parts "
-                f"are of the same queries, heads and d_v"
-            )
+            raise ShapeError(
+                f"outputs[{i}]: shape {output.shape} but outputs[0] has {first.shape}",
+                "all parts are of the same queries, heads and d_v",
+                f"outputs[{i}]", output.shape, first.shape, "that of outputs[0]",
+            )  # fmt: skip
         if native(lse.dtype) != compute:
             raise TypeError(
                 f"lses[{i}]: dtype {lse.dtype}, expected {compute} beside outputs of {first.dtype}"
             )
         if lse.shape != rows:
-            raise ValueError(
+            raise ShapeError(
                 f"lses[{i}]: shape {lse.shape}, expected {rows}, (..., n_heads, n_q) of outputs "
-                f"{first.shape} in layout {'bshd' if bshd else 'bhsd'}; pass layout= as in the "
-                f"calls, or lse.squeeze(-1) for one with an axis of 1"
-            )
+                f"{first.shape} in layout {'bshd' if bshd else 'bhsd'}",
+                "pass layout= as in the calls, or lse.squeeze(-1) for one with an axis of 1",
+                f"lses[{i}]", lse.shape, rows, "(..., n_heads, n_q)",
+            )  # fmt: skip
     if bshd and first.ndim > 2:
         outputs = [np.swapaxes(output, -2, -3) for output in outputs]
     return outputs, [lse.astype(compute, copy=False) for lse in lses]

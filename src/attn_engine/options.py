@@ -13,7 +13,7 @@ import numpy as np
 
 from ._core import UNBOUNDED
 from .arrays import LARGEST, as_floats, as_integers
-from .shapes import Shape
+from .shapes import Shape, ShapeError, reshape_fix
 
 # No axis of an array in memory is longer: a wider window is no limit, and sums cannot overflow.
 _LONGEST = 2**48
@@ -139,10 +139,12 @@ def check_slopes(slopes: Any, batch: Shape, n_heads: int, compute: np.dtype) -> 
         return None
     slopes = as_floats("alibi_slopes", slopes)
     if slopes.shape not in ((n_heads,), (*batch, n_heads)):
-        raise ValueError(
+        raise ShapeError(
             f"alibi_slopes: shape {slopes.shape}, expected ({n_heads},), a slope for each query head"
-            + (f", or {(*batch, n_heads)}" if batch else "")
-        )
+            + (f", or {(*batch, n_heads)}" if batch else ""),
+            reshape_fix("alibi_slopes", slopes.shape, (n_heads,), "pass as many as heads"),
+            "alibi_slopes", slopes.shape, (n_heads,), "(n_heads,)",
+        )  # fmt: skip
     with np.errstate(invalid="ignore"):
         where, place = _first(~(abs(slopes) <= _STEEPEST))
     if where is not None:
@@ -157,9 +159,11 @@ def check_sinks(sinks: Any, n_heads: int, compute: np.dtype) -> np.ndarray | Non
         return None
     sinks = as_floats("sinks", sinks)
     if sinks.shape != (n_heads,):
-        raise ValueError(
-            f"sinks: shape {sinks.shape}, expected ({n_heads},), a logit for each query head"
-        )
+        raise ShapeError(
+            f"sinks: shape {sinks.shape}, expected ({n_heads},), a logit for each query head",
+            reshape_fix("sinks", sinks.shape, (n_heads,), "pass as many as heads"),
+            "sinks", sinks.shape, (n_heads,), "(n_heads,)",
+        )  # fmt: skip
     with np.errstate(invalid="ignore"):
         where, place = _first(~(sinks < inf))
     if where is not None:
@@ -193,10 +197,12 @@ def _ids(name: str, value: Any, batch: Shape, n: int, axis: str) -> np.ndarray:
     """Document numbers of one axis, for every batch entry."""
     ids = as_integers(name, value)
     if ids.shape not in ((n,), (*batch, n)):
-        raise ValueError(
+        raise ShapeError(
             f"{name}: shape {ids.shape}, expected {(*batch, n)}, where {axis} is {n}"
-            + (f", or ({n},) for all batch entries" if batch else "")
-        )
+            + (f", or ({n},) for all batch entries" if batch else ""),
+            reshape_fix(name, ids.shape, (*batch, n), f"number each of the {n} rows"),
+            name, ids.shape, (*batch, n), f"(batch, {axis})" if batch else f"({axis},)",
+        )  # fmt: skip
     where, place = _first(ids > np.iinfo(np.int64).max)
     if where is not None:
         raise ValueError(f"{name}: got {ids[where]}{place}, expected less than 2**63")
@@ -294,10 +300,12 @@ def check_lengths(name: str, value: Any, batch: Shape, n: int, axis: str) -> np.
     """One length for each batch entry, flat; `axis` is the word for the one that n is the size of."""
     lengths = as_integers(name, value)
     if lengths.shape != batch:
-        raise ValueError(
+        raise ShapeError(
             f"{name}: shape {lengths.shape}, expected {batch}: one length for each batch entry"
-            + ("" if batch else ", and without a batch axis a single integer")
-        )
+            + ("" if batch else ", and without a batch axis a single integer"),
+            reshape_fix(name, lengths.shape, batch, f"without padding np.full({batch}, {n})"),
+            name, lengths.shape, batch, "(batch,)" if batch else "()",
+        )  # fmt: skip
     check_range(name, lengths, n, f" ({axis}); clip it")
     return lengths.astype(np.int64).reshape(-1)
 
@@ -336,10 +344,12 @@ def _causal_offset(value: Any, batch: Shape, bottom_right: int | np.ndarray) -> 
     else:
         offset = as_integers("causal_offset", value)
         if offset.shape not in ((), batch):
-            raise ValueError(
+            raise ShapeError(
                 f"causal_offset: shape {offset.shape}, expected one integer or shape {batch}, "
-                f"one for each batch entry"
-            )
+                f"one for each batch entry",
+                reshape_fix("causal_offset", offset.shape, batch, "pass one integer for all"),
+                "causal_offset", offset.shape, batch, "(batch,)" if batch else "()",
+            )  # fmt: skip
         lowest, highest = offset.min(initial=0), offset.max(initial=0)
         offset = offset.astype(np.int64).reshape(-1) if offset.ndim else int(offset)
     if not -_LONGEST <= lowest <= highest <= _LONGEST:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .arrays import is_walkable, overlap
-from .shapes import Shape
+from .shapes import Shape, ShapeError
 
 
 class Problem(NamedTuple):
@@ -52,10 +52,11 @@ def check_out(
     if not isinstance(out, np.ndarray) or isinstance(out, np.ma.MaskedArray):
         raise TypeError(f"out: got an object of type {type(out).__name__}, expected a NumPy array")
     if out.shape != shape:
-        raise ValueError(
-            f"out: shape {out.shape}, expected {shape}, which is {axes}; "
-            f"pass np.empty({shape}, {dtype.name!r})"
-        )
+        raise ShapeError(
+            f"out: shape {out.shape}, expected {shape}, which is {axes}",
+            f"pass np.empty({shape}, {dtype.name!r})",
+            "out", out.shape, shape, axes,
+        )  # fmt: skip
     if out.dtype != dtype:
         raise ValueError(
             f"out: dtype {out.dtype}, expected {dtype} in native byte order; "

@@ -17,7 +17,7 @@ from .options import (
     check_softcap,
 )
 from .outputs import Problem, check_out, destination
-from .shapes import check_shapes
+from .shapes import ShapeError, check_shapes
 
 
 def packed_attention(
@@ -46,7 +46,12 @@ def packed_attention(
     query, key, value = tensors = as_tensors(query, key, value)
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if tensor.ndim != 3:
-            raise ValueError(f"{name}: shape {tensor.shape}, expected 3 axes (total, heads, d)")
+            raise ShapeError(
+                f"{name}: shape {tensor.shape}, expected 3 axes (total, heads, d)",
+                "put sequences end to end, without a batch axis",
+                name, tensor.shape, (*(1,) * (3 - tensor.ndim), *tensor.shape)[-3:],
+                "(total, heads, d)",
+            )  # fmt: skip
     axes, total_k = check_shapes(query.shape, key.shape, value.shape, True, gqa, packed=True)
     query_starts = _starts("cu_seqlens_q", cu_seqlens_q, axes.n, "query")
     key_starts = _starts("cu_seqlens_k", cu_seqlens_k, total_k, "key")
@@ -89,7 +94,11 @@ def _starts(name: str, value: Any, total: int, packed: str) -> np.ndarray:
     """Where each sequence begins, and where the last one ends."""
     starts = as_integers(name, value)
     if starts.ndim != 1 or not starts.size:
-        raise ValueError(f"{name}: shape {starts.shape}, expected 1 axis (sequences + 1,)")
+        raise ShapeError(
+            f"{name}: shape {starts.shape}, expected 1 axis (sequences + 1,)",
+            "from lengths it is np.concatenate([[0], np.cumsum(lengths)])",
+            name, starts.shape, (max(starts.size, 2),), "(sequences + 1,)",
+        )  # fmt: skip
     if starts[0] != 0:
         raise ValueError(f"{name}: got {starts[0]} at index 0, expected 0, where sequences begin")
     check_range(name, starts, total)

@@ -34,7 +34,7 @@ from .options import (
 from .outputs import Problem, check_out, destination
 from .pages import Pages
 from .pools import Pools
-from .shapes import Shape, check_broadcast
+from .shapes import Shape, ShapeError, check_broadcast, reshape_fix
 
 # Bound once: the hot path below asks for them at every call.
 _ndarray, _empty = np.ndarray, np.empty
@@ -60,10 +60,13 @@ def check_tokens(
     _check_tensor(kind, "value", value, ("batch", "n_kv_heads", "n_new", "d_v"))
     n_new = key.shape[2]
     if value.shape[2] != n_new:
-        raise ValueError(
+        right = (*key.shape[:3], kind.d_v)
+        raise ShapeError(
             f"value: n_new is {value.shape[2]} but key has n_new {n_new} (key {key.shape}, value "
-            f"{value.shape}); give every key one value"
-        )
+            f"{value.shape})",
+            "give every key one value",
+            "value", value.shape, right, "(batch, n_kv_heads, n_new, d_v)",
+        )  # fmt: skip
     if lengths is None:
         counts = np.full(kind.batch, n_new, np.int64)
     else:
@@ -88,25 +91,34 @@ def _check_tensor(kind: Kind, name: str, array: np.ndarray, axes: tuple[str, ...
         )
     shape, words = array.shape, f"({', '.join(axes)})"
     if array.ndim != 4:
-        alone = f"; a single sequence is {name}[None]" if array.ndim == 3 else ""
-        raise ValueError(f"{name}: shape {shape}, expected 4 axes {words}{alone}")
+        alone = f"a single sequence is {name}[None]" if array.ndim == 3 else "reshape it"
+        right = ((1,) * 4 + shape)[-4:]
+        raise ShapeError(
+            f"{name}: shape {shape}, expected 4 axes {words}", alone, name, shape, right, words
+        )
     found = _mismatch(kind, shape, axes)
     if found is not None:
-        if _mismatch(kind, array.swapaxes(1, 2).shape, axes) is None:
-            advice = f"use {name}.swapaxes(1, 2)"
+        axis, what, size = found
+        turned = array.swapaxes(1, 2).shape
+        if _mismatch(kind, turned, axes) is None:
+            fix, right = f"use {name}.swapaxes(1, 2)", turned
         else:
-            advice = _ADVICE[found[0]]
-        raise ValueError(f"{name}: {found[1]} ({name} {shape}, axes {words}); {advice}")
+            at = axes.index(axis)
+            fix, right = _ADVICE[axis], (*shape[:at], size, *shape[at + 1 :])
+        what = f"{name}: {what} ({name} {shape}, axes {words})"
+        raise ShapeError(what, fix, name, shape, right, words)
 
 
-def _mismatch(kind: Kind, shape: Shape, axes: tuple[str, ...]) -> tuple[str, str] | None:
-    """The first axis that is not as the cache's, and the words for that; or None."""
+def _mismatch(kind: Kind, shape: Shape, axes: tuple[str, ...]) -> tuple[str, str, int] | None:
+    """The first axis that is not as the cache's, the words for that, its right size; or None."""
     for axis, got in zip(axes, shape, strict=True):
         if axis == "n_heads":
             if got == 0 or got % kind.n_kv_heads:
-                return axis, f"n_heads is {got} but the cache has n_kv_heads {kind.n_kv_heads}"
+                what = f"n_heads is {got} but the cache has n_kv_heads {kind.n_kv_heads}"
+                return axis, what, kind.n_kv_heads * max(got // kind.n_kv_heads, 1)
         elif axis in Kind._fields and got != getattr(kind, axis):
-            return axis, f"{axis} is {got} but the cache has {axis} {getattr(kind, axis)}"
+            size = getattr(kind, axis)
+            return axis, f"{axis} is {got} but the cache has {axis} {size}", size
     return None
 
 
@@ -120,10 +132,12 @@ def check_kept(kind: Kind, pages: Pages, lengths: Any) -> np.ndarray:
     """What `truncate` leaves: no more than there is, and with what the next query looks back at."""
     lengths = as_integers("lengths", lengths)
     if lengths.shape != (kind.batch,):
-        raise ValueError(
+        raise ShapeError(
             f"lengths: shape {lengths.shape}, expected ({kind.batch},), one length for each batch "
-            f"entry; those before are cache.lengths"
-        )
+            f"entry",
+            "those before are cache.lengths",
+            "lengths", lengths.shape, (kind.batch,), "(batch,)",
+        )  # fmt: skip
     longest = pages.lengths()
     check_range("lengths", lengths, int(longest.max()), "; truncate() only shortens")
     for b in np.flatnonzero(lengths > longest)[:1]:
@@ -146,10 +160,12 @@ def check_order(kind: Kind, batch_index: Any) -> np.ndarray:
     """Which entry each entry becomes."""
     index = as_integers("batch_index", batch_index)
     if index.shape != (kind.batch,):
-        raise ValueError(
+        raise ShapeError(
             f"batch_index: shape {index.shape}, expected ({kind.batch},): for each entry the one "
-            f"that it continues"
-        )
+            f"that it continues",
+            reshape_fix("batch_index", index.shape, (kind.batch,), "np.arange(batch) changes none"),
+            "batch_index", index.shape, (kind.batch,), "(batch,)",
+        )  # fmt: skip
     check_range("batch_index", index, kind.batch - 1)
     return index.astype(np.int64)
 

@@ -5,6 +5,7 @@ import numpy as np
 from . import _core
 from .arrays import CODES, as_floats, compute_type, native
 from .config import resolve_threads
+from .shapes import ShapeError
 
 
 class ProjectedKeys:
@@ -19,10 +20,13 @@ class ProjectedKeys:
     def __init__(self, keys: np.ndarray, projected: np.ndarray, threads: int | None = None):
         keys, projected = as_floats("keys", keys), as_floats("projected", projected)
         if keys.ndim not in (2, 3) or keys.shape[:-1] != projected.shape[:-1]:
-            raise ValueError(
+            raise ShapeError(
                 f"projected: shape {projected.shape}, expected (..., T_enc, d_attn) with the batch "
-                f"and T_enc of keys {keys.shape}"
-            )
+                f"and T_enc of keys {keys.shape}",
+                "give every key one row",
+                "projected", projected.shape, (*keys.shape[:-1], *projected.shape[-1:]),
+                "(..., T_enc, d_attn)",
+            )  # fmt: skip
         if native(projected.dtype) != compute_type(keys.dtype):
             raise TypeError(
                 f"projected: dtype {projected.dtype}, expected {compute_type(keys.dtype)}, which "

@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike
 from .arrays import as_floats, as_integers, compute_type, native
 from .options import check_flag, check_integer, check_range
 from .outputs import check_out
-from .shapes import Shape
+from .shapes import Shape, ShapeError, named_axes, reshape_fix
 
 
 def rotary_embedding(
@@ -78,7 +78,11 @@ def rotary_embedding(
     interleaved = check_flag("interleaved", interleaved)
     x, tables = as_floats("x", x), {"cos": as_floats("cos", cos), "sin": as_floats("sin", sin)}
     if x.ndim < 2:
-        raise ValueError(f"x: shape {x.shape}, expected at least 2 axes (n, d)")
+        raise ShapeError(
+            f"x: shape {x.shape}, expected at least 2 axes (n, d)",
+            "a single vector is x[None, :]",
+            "x", x.shape, (1,) * (2 - x.ndim) + x.shape, "(n, d)",
+        )  # fmt: skip
     half = _half(rotary_dim, x.shape[-1])
     dtype, compute = native(x.dtype), compute_type(x.dtype)
     positions = _check_tables(tables, position_ids, x.shape, half)
@@ -127,26 +131,32 @@ def _check_tables(
     if position_ids is None:
         for name, table in tables.items():
             if table.shape not in ((n, half), (*batch, n, half)):
-                raise ValueError(
+                raise ShapeError(
                     f"{name}: shape {table.shape}, expected {(n, half)}"
                     + (f" or {(*batch, n, half)}" if batch else "")
-                    + f" for x {shape}; a longer table needs position_ids, "
-                    f"a narrower one rotary_dim"
-                )
+                    + f" for x {shape}",
+                    "a longer table needs position_ids, a narrower one rotary_dim",
+                    name, table.shape, (n, half), "(n, rotary_dim / 2)",
+                )  # fmt: skip
         return None
     rows = tables["cos"].shape[0] if tables["cos"].ndim else 0
     for name, table in tables.items():
         if table.shape != (rows, half):
-            raise ValueError(
+            raise ShapeError(
                 f"{name}: shape {table.shape}, expected (positions, {half}), both tables alike, "
-                f"with rotary_dim {2 * half}"
-            )
+                f"with rotary_dim {2 * half}",
+                "a table without position_ids has a row for each of x, a narrower one rotary_dim",
+                name, table.shape, (rows, half), "(positions, rotary_dim / 2)",
+            )  # fmt: skip
     positions = as_integers("position_ids", position_ids)
     if positions.shape not in ((n,), (*batch, n)):
-        raise ValueError(
+        right = (*batch, n) if positions.ndim > 1 else (n,)
+        raise ShapeError(
             f"position_ids: shape {positions.shape}, expected {(n,)}"
-            + (f" or {(*batch, n)}" if batch else "")
-        )
+            + (f" or {(*batch, n)}" if batch else ""),
+            reshape_fix("position_ids", positions.shape, right, f"number each of the {n} rows"),
+            "position_ids", positions.shape, right, named_axes(("batch", "n"), len(right)),
+        )  # fmt: skip
     if positions.size:
         check_range("position_ids", positions, rows - 1)
     return positions

@@ -1,0 +1,328 @@
+"""The shape doctor: broken calls with known right answers, and what a diagnosis is good for."""
+
+import pickle
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from broken_shapes import BROKEN, RIGHT
+
+import attn_engine
+from attn_engine import (
+    MultiheadAttention,
+    ShapeError,
+    additive_attention,
+    cli,
+    diagnose,
+    project_keys,
+    scaled_dot_product_attention,
+)
+from attn_engine.doctor.operations import FLOATS, MASKS, OPERATIONS
+
+CASES = [
+    pytest.param(operation, RIGHT[operation] | changes, *answer, id=f"{operation} {changes}")
+    for operation, cases in BROKEN.items()
+    for changes, *answer in cases
+]
+
+
+def array(name, value):
+    """A real array of a shape; anything else as it is."""
+    if name == "segment_ids":
+        return tuple(np.zeros(shape, int) for shape in value)
+    if not isinstance(value, tuple):
+        return value
+    if name in MASKS:
+        return np.zeros(value, bool)
+    return np.ones(value, np.float32 if name in FLOATS else int)
+
+
+def call(operation, arguments):
+    """The function itself, on real arrays."""
+    arrays = {name: array(name, value) for name, value in arguments.items()}
+    if operation != "multihead":
+        return OPERATIONS[operation].function(**arrays)
+    names = ("embed_dim", "num_heads", "batch_first")
+    layer = MultiheadAttention(**{n: arrays.pop(n) for n in names if n in arrays})
+    return layer(**arrays)
+
+
+def run(found, **names):
+    """The test of a diagnosis, as pytest would run it."""
+    exec(f"{found.test}\ntest_shapes_of_{found.function}()", names)  # noqa: S102
+
+
+def test_there_are_sixty():
+    assert len(CASES) >= 60
+
+
+@pytest.mark.parametrize("operation", RIGHT)
+def test_right_calls_are_called_right(operation):
+    found = diagnose(operation, **RIGHT[operation])
+    assert found.error is None and "the shapes fit" in str(found)
+    run(found)
+
+
+@pytest.mark.parametrize(("operation", "arguments", "tensor", "expected", "fix"), CASES)
+def test_the_diagnosis_is_right(operation, arguments, tensor, expected, fix):
+    error = diagnose(operation, **arguments).error
+    assert (error.tensor, error.expected) == (tensor, expected)
+    assert fix in error.fix
+    assert error.axes.count(",") == len(expected) - (len(expected) > 1) or "..." in error.axes
+    assert error.shape == arguments.get(tensor, error.shape)
+
+
+@pytest.mark.parametrize(("operation", "arguments", "tensor", "expected", "fix"), CASES)
+def test_the_call_raises_the_diagnosis(operation, arguments, tensor, expected, fix):
+    with pytest.raises(ShapeError) as raised:
+        call(operation, arguments)
+    found = diagnose(operation, **arguments).error
+    assert str(raised.value) == str(found) and raised.value.args == found.args
+
+
+def mended(arguments, changes):
+    """The arguments of a call with those changes."""
+    arguments = dict(arguments)
+    for name, value in changes.items():
+        name, _, index = name.partition("[")
+        if index:
+            pair = list(arguments[name])
+            pair[int(index[0])] = value
+            value = tuple(pair)
+        arguments[name] = value
+    return arguments
+
+
+def code(tensor, fix):
+    """The expression for a tensor in a fix, if there is one."""
+    start = rf"(?:^| )((?:np\.\w+\()?{re.escape(tensor)}[.\[,].*?)"
+    found = re.search(rf"{start}(?= and |, or |, values|, nothing|$)", fix)
+    return found and found[1]
+
+
+@pytest.mark.parametrize(("operation", "arguments", "tensor", "expected", "fix"), CASES)
+def test_the_changes_mend_the_call(operation, arguments, tensor, expected, fix):
+    changes = diagnose(operation, **arguments).error.changes
+    assert changes and changes.keys() <= {tensor, "value", "values", "key_padding_mask"} | {
+        "layout", "enable_gqa", "batch_first",
+    }  # fmt: skip
+    if "out" in changes:
+        changes = {"out": None}
+    call(operation, mended(arguments, changes))
+
+
+def test_fixes_are_code_that_gives_the_right_shape():
+    checked = 0
+    for case in CASES:
+        operation, arguments, tensor, expected, _ = case.values
+        expression = code(tensor, diagnose(operation, **arguments).error.fix)
+        if expression:
+            names = {name: array(name, value) for name, value in arguments.items()}
+            assert eval(expression, {"np": np} | names).shape == expected, expression
+            checked += 1
+    assert checked >= 50
+
+
+def test_projections_have_the_shape_they_are_said_to_have():
+    checked = 0
+    for case in CASES:
+        operation, arguments, *_ = case.values
+        found = re.search(r"(\w+) @ P with P (\(.*?\))", diagnose(operation, **arguments).error.fix)
+        if found:
+            name, shape = found[1], eval(found[2])
+            projected = array(name, arguments[name]) @ np.ones(shape, np.float32)
+            call(operation, arguments | {name: projected.shape})
+            checked += 1
+    assert checked >= 4
+
+
+@pytest.mark.parametrize(("operation", "arguments", "tensor", "expected", "fix"), CASES)
+def test_the_test_passes_when_right_and_fails_when_broken(
+    operation, arguments, tensor, expected, fix
+):
+    found = diagnose(operation, **arguments)
+    run(found)
+    changes = found.error.changes
+    options = [
+        name for name, value in changes.items() if not isinstance(value, (tuple, type(None)))
+    ]
+    assert all(f"{name}={changes[name]!r}" in found.test for name in options)
+    if not options and tensor != "out" and None not in changes.values():
+        name = tensor.partition("[")[0]
+        broken, lines = re.subn(
+            rf"^    {name} = .*", f"    {name} = broken", found.test, flags=re.MULTILINE
+        )
+        assert lines == 1
+        with pytest.raises((AssertionError, ShapeError)):
+            run(replace(found, test=broken), broken=array(name, arguments[name]))
+
+
+# --- every slip, not only those of the table
+
+
+def slips(shape):
+    """Shapes that differ by one slip."""
+    yield (1, *shape)
+    yield (*shape, 1)
+    yield shape[1:]
+    for i, n in enumerate(shape):
+        for other in (1, n + 3):
+            yield (*shape[:i], other, *shape[i + 1 :])
+        for j in range(i):
+            order = list(shape)
+            order[i], order[j] = order[j], order[i]
+            yield tuple(order)
+
+
+@pytest.mark.parametrize("operation", RIGHT)
+def test_every_slip_has_a_way_out_that_broadcasts_nothing(operation):
+    """What is called right runs, and gives what was said; what is called wrong does not run."""
+    right = RIGHT[operation]
+    seen = 0
+    for name in right.keys() & FLOATS:
+        for shape in slips(right[name]):
+            arguments = right | {name: shape}
+            found = diagnose(operation, **arguments)
+            assert found.results, (arguments, found.error)
+            run(found)
+            if found.error:
+                seen += 1
+                with pytest.raises(ShapeError):
+                    call(operation, arguments)
+    assert seen > 5
+
+
+# --- the rest
+
+
+def test_an_error_is_a_value_error_and_survives_pickling():
+    with pytest.raises(ValueError) as raised:
+        additive_attention(*(np.ones(shape) for shape in ((2, 3), (7, 6), (8, 4), (8, 6), (8,))))
+    error = pickle.loads(pickle.dumps(raised.value))
+    assert type(error) is attn_engine.ShapeError and str(error) == str(raised.value)
+    assert (error.tensor, error.shape, error.expected) == ("W_a", (8, 4), (8, 3))
+    assert error.axes == "(d_attn, d_s)" and error.changes == {"W_a": (8, 3)}
+    assert str(error).endswith(f"; {error.fix}")
+
+
+def test_shapes_cost_nothing():
+    n = 2**21
+    assert not diagnose("sdpa", query=(64, 64, n, 128), key=(64, 64, n, 128), value=(64, 64, n, 9),
+        attn_mask=(n, n), key_lengths=(64,)).error  # fmt: skip
+    assert not diagnose("additive", query=(64, n, 999), keys=(64, n, 777), W_a=(n, 999),
+        U_a=(n, 777), v_a=(n,), mask=(64, n, n)).error  # fmt: skip
+    assert not diagnose("general", query=(64, n, 999), keys=(64, n, 777), W=(999, 777)).error
+    assert not diagnose("multihead", embed_dim=2**16, num_heads=8, query=(n, 64, 2**16),
+        key=(n, 64, 2**16), value=(n, 64, 2**16), attn_mask=(n, n)).error  # fmt: skip
+
+
+def test_arrays_and_functions_do_as_well_as_shapes_and_names():
+    query, key = np.ones((4, 5)), np.ones((6, 5))
+    found = diagnose(scaled_dot_product_attention, query=query, key=key, value=(3, 6))
+    assert found.error.fix.startswith("use value.swapaxes(-1, -2)")
+    layer = MultiheadAttention(12, 3, batch_first=True, dtype=np.float64)
+    found = diagnose(layer, query=(2, 5, 12), key=(2, 7, 12), value=np.ones((2, 12, 7)))
+    assert found.error.tensor == "value" and found.error.axes == "(batch, n_kv, vdim)"
+    prepared = project_keys(np.ones((7, 6), np.float32), np.ones((8, 6), np.float32))
+    found = diagnose("additive", query=(3, 5), keys=prepared, W_a=(5, 8), U_a=None, v_a=(8,))
+    assert found.error.fix == "use W_a.T"
+    run(found)
+
+
+def test_the_first_of_several_faults_is_named_and_the_test_has_them_all_mended():
+    broken = {"query": (2, 5), "keys": (7, 2, 6), "W_a": (5, 8), "U_a": (6, 8), "v_a": (1, 8)}
+    found = diagnose("additive", **broken, key_lengths=(2, 1), num_heads=2)
+    assert found.error.fix == "use keys.swapaxes(0, 1)"
+    assert found.results["weights"] == ((2, 2, 7), "(batch, num_heads, T_enc)")
+    run(found)
+
+
+def test_without_a_way_out_there_is_no_test():
+    found = diagnose("additive", **(RIGHT["additive"] | {"W_a": (5, 8)}), num_heads=5)
+    assert found.error.fix == "use W_a.T" and found.test == "" and found.results == {}
+
+
+def test_reminders_know_the_traps():
+    reminders = {name: diagnose(name, **right).reminder for name, right in RIGHT.items()}
+    assert "before the step, s_(t-1)" in reminders["additive"]
+    for name in ("dot", "general", "concat"):
+        assert "Luong scores the decoder state after the step, s_t" in reminders[name]
+    assert "needs d_s = d_h" in reminders["dot"]
+    assert "True in its bool masks means ignore" in reminders["multihead"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "function", "changes", "message"),
+    [
+        (ValueError, "attention", {}, "diagnose: no checks of 'attention', expected one of ['sdpa'"),
+        (ValueError, attn_engine.softmax, {}, "diagnose: no checks of <function softmax"),
+        (TypeError, "dot", {"mask": np.ones((7,))} | {"nonsense": 1}, "dot_attention: got an unexp"),
+        (TypeError, "general", {}, "general_attention: missing a required argument: 'W'"),
+        (TypeError, "dot", {"keys": np.ones((2, 7, 6), int)}, "keys: dtype int64 is not"),
+        (TypeError, "dot", {"query": np.ones((2, 6)), "keys": np.ones((2, 7, 6), "f4")},
+            "keys: dtype float32 but query has float64"),
+        (ValueError, "dot", {"key_lengths": [3, 8]}, "key_lengths: got 8 at index 1"),
+        (ValueError, "dot", {"query": (2, -6)}, "query: (2, -6) is not the shape of an array"),
+        (ValueError, "dot", {"query": (2, "x")}, "query: (2, 'x') is not the shape of an array"),
+    ],
+)  # fmt: skip
+def test_what_is_no_shape_is_an_error_as_in_the_call(kind, function, changes, message):
+    with pytest.raises(kind) as raised:
+        diagnose(function, **(RIGHT["dot"] | changes))
+    assert str(raised.value).startswith(message)
+
+
+def test_the_prompt_s_example_runs_and_its_table_is_that_of_the_calls():
+    text = (Path(__file__).parents[1] / "docs" / "prompt-attention-shapes.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    for block in blocks:
+        exec(block, {})  # noqa: S102
+    fix, mixing = "swapaxes(0, 1)", "reshape(states.shape[1], states.shape[0], 128)"
+    assert fix in blocks[0]
+    with pytest.raises(AssertionError):
+        exec(blocks[0].replace(fix, mixing), {})  # noqa: S102
+    for operation, tensor in (("additive", "W_a"), ("additive", "U_a"), ("general", "W")):
+        turned = RIGHT[operation] | {tensor: RIGHT[operation][tensor][::-1]}
+        assert f" {tensor} {diagnose(operation, **turned).error.axes}" in text
+
+
+# --- the command
+
+
+def test_the_command_says_the_same(capsys):
+    words = ["query=2,3,5", "keys=(2, 7, 6)", "W_a=5,8", "U_a=8,6", "v_a=8", "num_heads=2"]
+    assert cli.main(["diagnose", "--op", "additive", *words]) == 1
+    broken = RIGHT["additive"] | {"W_a": (5, 8), "num_heads": 2}
+    assert capsys.readouterr().out == f"{diagnose('additive', **broken)}\n"
+    words = ["query=10,8,16", "key=12,8,16", "value=12,8,6", "layout=bshd", "is_causal=True"]
+    assert cli.main(["diagnose", "--op", "sdpa", *words]) == 0
+    assert "the shapes fit" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--op", "attention", "query=1,2"], "'attention'"),
+        (["query=1,2"], "--op"),
+        (["--op", "dot"], "NAME=VALUE"),
+        (["--op", "dot", "query"], "'query' is not NAME=VALUE"),
+        (["--op", "dot", "query=(2,"], "'query=(2,' is not NAME=VALUE"),
+        (["--op", "dot", "query=2,5"], "'keys'"),
+        (["--op", "dot", "query=2,5", "keys=3,5", "query=2,5"], "query is given twice"),
+        (["--op", "dot", "query=2,5", "keys=3,5", "W=5,5"], "'W'"),
+        (["--op", "dot", "query=-2,5", "keys=3,5"], "query: (-2, 5) is not"),
+        (["--op", "self", "x=9,4", "W_q=4,6", "W_k=4,6", "W_v=4,6", "num_heads=0"], "num_heads"),
+        (["--op", "multihead", "embed_dim=9", "num_heads=2", "query=3,9", "key=3,9", "value=3,9"],
+            "embed_dim: 9 is not a multiple of num_heads"),
+    ],
+)  # fmt: skip
+def test_a_bad_command_line_is_one_line_and_exit_code_2(arguments, named, capsys):
+    try:
+        code = cli.main(["diagnose", *arguments])
+    except SystemExit as stop:
+        code = stop.code
+    output = capsys.readouterr()
+    assert code == 2 and output.out == ""
+    assert output.err.count("\n") == 1 and named in output.err

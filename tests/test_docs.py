@@ -1,0 +1,62 @@
+"""The documentation: every block of tutorial and how-tos runs, docstrings are numpydoc's, it builds."""
+
+import doctest
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import attn_engine
+from attn_engine import analysis, viz
+
+DOCS = Path(__file__).parents[1] / "docs"
+FUNCTIONS = [
+    f"{module.__name__}.{name}"
+    for module in (attn_engine, analysis, viz)
+    for name in module.__all__
+    if inspect.isfunction(getattr(module, name))
+]
+# A family describes its arguments once, in an order of its own ("As in ..."): PR03 to PR08. A result
+# whose name and shape say all has no more words (RT03). Examples and See Also are where they help.
+CODES = {"GL03", "GL05", "GL06", "GL07", "GL08", "SS01", "SS02", "SS03", "SS04", "PR01", "PR02"}
+
+
+@pytest.mark.parametrize("page", ["tutorial.md", "howto.md"])
+def test_every_block_of_a_page_runs(page):
+    blocks = re.findall(
+        r"^```python\n(.*?)^```", (DOCS / page).read_text(), re.MULTILINE | re.DOTALL
+    )
+    assert len(blocks) > 3 and all(block.startswith(">>> ") for block in blocks)
+    test = doctest.DocTestParser().get_doctest("\n".join(blocks), {}, page, page, 0)
+    report = []
+    doctest.DocTestRunner().run(test, out=report.append)
+    assert report == []
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_docstrings_are_numpydoc(name):
+    validate = pytest.importorskip(
+        "numpydoc.validate", reason="numpydoc is not installed: docstrings are NOT validated here"
+    )
+    found = {code: text for code, text in validate.validate(name)["errors"] if code in CODES}
+    assert found == {}
+
+
+def test_the_reference_names_every_function():
+    text = (DOCS / "reference.md").read_text()
+    assert [name for name in FUNCTIONS if f".. autofunction:: {name}\n" not in text] == []
+
+
+def test_the_site_builds_without_a_warning(tmp_path):
+    for package in ("sphinx", "myst_parser", "numpydoc", "furo", "latex2mathml"):
+        pytest.importorskip(
+            package, reason=f"{package} is not installed: the site is NOT built here"
+        )
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", str(DOCS), str(tmp_path / "site")]
+    built = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
+    assert built.returncode == 0, built.stderr
+    page = (tmp_path / "site" / "reference.html").read_text()
+    assert all(f'id="{name}"' in page for name in FUNCTIONS)

@@ -1,0 +1,72 @@
+"""Shape errors of the functions that `diagnose` does not know: the same fields, the right shape."""
+
+import numpy as np
+import pytest
+from messages import ones
+
+from attn_engine import (
+    KVCache,
+    ProjectedKeys,
+    ShapeError,
+    merge_attention,
+    monotonic_attention,
+    project_keys,
+    rotary_embedding,
+    scaled_dot_product_attention_varlen,
+    softmax,
+)
+
+STARTS = [0, 2, 5]
+PACKED = (ones(5, 2, 4), ones(5, 2, 4), ones(5, 2, 6), STARTS, STARTS)
+
+
+def cache():
+    """batch 2, n_kv_heads 3, d_qk 4, d_v 6."""
+    return KVCache(2, 3, 4, 10, d_v=6)
+
+
+CALLS = {
+    "append one sequence": (lambda: cache().append(ones(3, 5, 4), ones(2, 3, 5, 6)),
+        "key", (1, 3, 5, 4), "(batch, n_kv_heads, n_new, d_qk)"),
+    "append turned": (lambda: cache().append(ones(2, 5, 3, 4), ones(2, 3, 5, 6)),
+        "key", (2, 3, 5, 4), "(batch, n_kv_heads, n_new, d_qk)"),
+    "append d_v": (lambda: cache().append(ones(2, 3, 5, 4), ones(2, 3, 5, 4)),
+        "value", (2, 3, 5, 6), "(batch, n_kv_heads, n_new, d_v)"),
+    "append n_new": (lambda: cache().append(ones(2, 3, 5, 4), ones(2, 3, 4, 6)),
+        "value", (2, 3, 5, 6), "(batch, n_kv_heads, n_new, d_v)"),
+    "attend heads": (lambda: cache().attend(ones(2, 7, 1, 4)),
+        "query", (2, 6, 1, 4), "(batch, n_heads, n_q, d_qk)"),
+    "truncate": (lambda: cache().truncate([1]), "lengths", (2,), "(batch,)"),
+    "reorder": (lambda: cache().reorder([[1], [0]]), "batch_index", (2,), "(batch,)"),
+    "packed with a batch": (
+        lambda: scaled_dot_product_attention_varlen(ones(1, 5, 2, 4), *PACKED[1:]),
+        "query", (5, 2, 4), "(total, heads, d)"),
+    "starts": (lambda: scaled_dot_product_attention_varlen(*PACKED[:3], [STARTS], STARTS),
+        "cu_seqlens_q", (3,), "(sequences + 1,)"),
+    "softmax": (lambda: softmax(ones(3, 4), ones(4, 3)), "mask", (3, 4), "(axis 0, axis 1)"),
+    "rotary": (lambda: rotary_embedding(ones(2, 5, 8), ones(6, 4), ones(6, 4)),
+        "cos", (5, 4), "(n, rotary_dim / 2)"),
+    "positions": (
+        lambda: rotary_embedding(ones(2, 5, 8), ones(6, 4), ones(6, 4), np.arange(5)[:, None]),
+        "position_ids", (5,), "(n,)"),
+    "merge": (lambda: merge_attention([ones(2, 3, 4)], [ones(3, 2)]),
+        "lses[0]", (2, 3), "(..., n_heads, n_q)"),
+    "parts": (lambda: merge_attention([ones(3, 4), ones(3, 5)], [ones(3), ones(3)]),
+        "outputs[1]", (3, 4), "that of outputs[0]"),
+    "monotonic": (lambda: monotonic_attention(ones(2, 5), ones(5, 2)),
+        "previous_alignment", (2, 5), "(..., T_enc)"),
+    "keys": (lambda: project_keys(ones(6), None), "keys", (1, 6), "(T_enc, d_h)"),
+    "projected": (lambda: ProjectedKeys(ones(5, 6), ones(4, 8)),
+        "projected", (5, 8), "(..., T_enc, d_attn)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_error_says_tensor_shape_and_axes(name):
+    call, tensor, expected, axes = CALLS[name]
+    with pytest.raises(ShapeError) as raised:
+        call()
+    error = raised.value
+    assert (error.tensor, error.expected, error.axes) == (tensor, expected, axes)
+    assert error.shape != expected and error.changes == {tensor: expected}
+    assert error.fix and str(error).endswith(f"; {error.fix}")
