@@ -291,7 +291,7 @@ def test_show_config_says_what_is_there():
     shown = attn_engine.show_config(mode="dicts")
     assert shown["version"] == attn_engine.__version__
     assert shown["numpy"] == np.__version__
-    assert shown["dtypes"] == ["f32", "f64", "f16", "bf16"]
+    assert shown["dtypes"] == [*("f32", "f64", "f16", "bf16"), *("f32_f16", "f32_bf16", "f32_i8")]
     assert shown["isa"]["compiled"] == list(_core.ISAS)
     assert shown["isa"]["supported"] == list(TIERS)
     assert shown["isa"]["selected"] == attn_engine.get_isa()

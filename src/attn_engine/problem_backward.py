@@ -8,7 +8,7 @@ import numpy as np
 from . import problem
 from .arrays import as_array, as_floats, compute_type, is_bfloat16, native, raw, walkable
 from .outputs import flat
-from .shapes import Shape
+from .shapes import Shape, ShapeError
 
 NAMES = ("query", "key", "value", "attn_mask", "sinks", "alibi_slopes")
 _EVERY_NAME = frozenset(NAMES)
@@ -122,9 +122,13 @@ def _like_forward(name: str, value: Any, shape: Shape, dtype: np.dtype, what: st
         raise TypeError(f"{name}: got None, expected an array of shape {shape}, that of {what}")
     array = as_floats(name, value)
     if array.shape != shape:
-        raise ValueError(
-            f"{name}: shape {array.shape}, expected {shape}, that of {what}; "
-            f"pass the one that belongs to this query, key and value"
+        raise ShapeError(
+            f"{name}: shape {array.shape}, expected {shape}, that of {what}",
+            "pass the one that belongs to this query, key and value",
+            name,
+            array.shape,
+            shape,
+            f"those of {what}",
         )
     if native(array.dtype) != dtype:
         raise TypeError(
