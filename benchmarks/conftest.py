@@ -12,8 +12,8 @@ from attn_engine.bench.contenders import CONTENDERS, ENGINE
 def run(benchmark):
     """A function of (case, threads): attn_engine's result is checked, then timed.
 
-    `extra_info` gets flops and bytes (what the case needs at least), tier, threads, and the rates
-    of the median call where it was timed (not with --benchmark-disable).
+    `extra_info` gets flops, bytes and tanhs (what the case needs at least), tier, threads, and the
+    rates of the median call where it was timed (not with --benchmark-disable).
     """
 
     def run_case(case, threads=None):
@@ -25,6 +25,7 @@ def run(benchmark):
         benchmark.extra_info |= {
             "flops": case.flops,
             "bytes": case.bytes,
+            "tanhs": case.tanhs,
             "tier": get_isa(),
             "threads": threads,
         }
@@ -32,5 +33,6 @@ def run(benchmark):
             seconds = benchmark.stats.stats.median
             benchmark.extra_info["gflops"] = case.flops / seconds / 1e9
             benchmark.extra_info["gbytes_per_s"] = case.bytes / seconds / 1e9
+            benchmark.extra_info["gtanhs_per_s"] = case.tanhs / seconds / 1e9
 
     return run_case

@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
-"""Make README's table and chart from the JSON of benchmarks/peers.py.
+"""Make README's tables and charts from the JSON of benchmarks/peers.py.
 
     python benchmarks/figures.py one_thread.json all_threads.json
 
-Rewrites what stands between <!-- speed --> and <!-- /speed --> in README.md, and docs/speed.svg.
-Every case that was timed is in the table, the lost ones included.
+Rewrites what stands in README.md between <!-- speed --> and <!-- /speed --> and docs/speed.svg from
+the cases of attention, and <!-- additive --> and docs/additive.svg from those of recurrent networks,
+as far as the files have such cases. Every case that was timed is in a table, the lost ones included.
 """
 
 import json
+import math
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from xml.sax.saxutils import escape
 
@@ -23,12 +26,22 @@ CHART = (  # the cases of the chart, one for each kind of work
     ("decode_4k_gqa4_d128", "decode, grouped heads"),
     ("weights_512_d64", "weights returned"),
 )
+ADDITIVE_CHART = (
+    ("additive_step_1x1x128_d256", "one step, 128 states"),
+    ("additive_step_prepared_1x1x128_d256", "with prepared keys"),
+    ("additive_16x32x128_d256", "batch of 16, 32 steps"),
+    ("additive_4x256x1024_d128", "256 steps, 1024 states"),
+    ("additive_1x32x8192_d256", "32 steps, 8192 states"),
+)
 COLOURS = {
     "attn_engine": "#0072b2",
     "torch": "#d55e00",
     "onnxruntime": "#009e73",
     "openvino": "#cc79a7",
 }
+ADDITIVE_COLOURS = {"numpy": "#56b4e9", "torch.compile": "#e69f00"} | COLOURS
+LONGEST = 200  # times as fast, at the right end of the logarithmic axis
+LEFT, UNIT = 190, 430  # pixels: where bars begin, and the length of the longest
 
 
 def main() -> int:
@@ -36,13 +49,31 @@ def main() -> int:
         print(__doc__.split("\n\n")[1], file=sys.stderr)
         return 2
     runs = [json.loads(Path(name).read_text(encoding="utf-8")) for name in sys.argv[1:]]
-    readme = ROOT / "README.md"
-    head, rest = readme.read_text(encoding="utf-8").split("<!-- speed -->\n")
-    _, tail = rest.split("<!-- /speed -->")
-    readme.write_text(f"{head}<!-- speed -->\n{table(runs)}<!-- /speed -->{tail}", encoding="utf-8")
-    (ROOT / "docs").mkdir(exist_ok=True)
-    (ROOT / "docs" / "speed.svg").write_text(chart(runs[0]), encoding="utf-8")
+    for section, draw, classic in (
+        ("speed", speed_chart, False),
+        ("additive", additive_chart, True),
+    ):
+        chosen = [
+            run
+            | {
+                "comparisons": [
+                    c for c in run["comparisons"] if bool(c["case"]["score"]) == classic
+                ]
+            }
+            for run in runs
+        ]
+        if chosen[0]["comparisons"]:
+            replace_section(section, table(chosen))
+            (ROOT / "docs" / f"{section}.svg").write_text(draw(chosen[0]), encoding="utf-8")
     return 0
+
+
+def replace_section(name: str, text: str) -> None:
+    """Put the text between README's two marks of that name."""
+    readme = ROOT / "README.md"
+    head, rest = readme.read_text(encoding="utf-8").split(f"<!-- {name} -->\n")
+    _, tail = rest.split(f"<!-- /{name} -->")
+    readme.write_text(f"{head}<!-- {name} -->\n{text}<!-- /{name} -->{tail}", encoding="utf-8")
 
 
 def seconds(comparison: dict) -> dict[str, float]:
@@ -72,16 +103,19 @@ def table(runs: list[dict]) -> str:
         lines.append("| " + " | ".join(cells) + " |")
     where = runs[0]["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in runs[0]["versions"].items())
-    limits = " and ".join(f"{run['product_gflops']:.0f}" for run in runs)
     what = (
         f"{where['cpu']}, {where['threads']['affinity']} cores, tier {where['isa']['selected']}, "
-        f"{runs[0]['date'][:10]}; {versions}. Ratio: best peer's time / ours. %: share of the "
-        f"limit measured in the same run ({limits} Gflop/s for the best 2048³ float32 product; "
-        "for decode, reading as many bytes). Commands:"
+        f"{runs[0]['date'][:10]}; {versions}. Ratio: best peer's time / ours."
     )
+    if any(c["limit"] for c in runs[0]["comparisons"]):
+        limits = " and ".join(f"{run['product_gflops']:.0f}" for run in runs)
+        what += (
+            f" %: share of the limit measured in the same run ({limits} Gflop/s for the best 2048³ "
+            "float32 product; for decode, reading as many bytes)."
+        )
     lines += [
         "",
-        what,
+        f"{what} Commands:",
         "",
         "```sh",
         *(run["command"] for run in runs),
@@ -97,23 +131,58 @@ def time(s: float) -> str:
     return f"{s * 1e6:.3g} µs" if s < 1e-3 else f"{s * 1e3:.3g} ms"
 
 
-def chart(run: dict) -> str:
+def speed_chart(run: dict) -> str:
     """An SVG of horizontal bars: speed of each contender, attn_engine's being 1."""
+    return chart(
+        run,
+        CHART,
+        COLOURS,
+        lambda mine, other: mine / other,
+        lambda speed: speed,
+        "Attention on one CPU core: speed, attn_engine = 1",
+        "longer is faster",
+    )
+
+
+def additive_chart(run: dict) -> str:
+    """An SVG of horizontal bars: how many times as long as attn_engine each contender takes."""
+    return chart(
+        run,
+        ADDITIVE_CHART,
+        {name: colour for name, colour in ADDITIVE_COLOURS.items() if name != ENGINE},
+        lambda mine, other: other / mine,
+        lambda factor: math.log(max(factor, 1)) / math.log(LONGEST),
+        "Additive attention on one CPU core: how many times as fast attn_engine is",
+        "against each library; logarithmic",
+    )
+
+
+def chart(
+    run: dict,
+    rows: tuple[tuple[str, str], ...],
+    colours: dict[str, str],
+    value: Callable[[float, float], float],
+    length: Callable[[float], float],
+    title: str,
+    note: str,
+) -> str:
+    """An SVG of a group of bars for each case; a bar's value is made of our time and its own."""
     by_name = {row["case"]["name"]: row for row in run["comparisons"]}
-    parts, y, left, unit = [], 64, 190, 430
-    for name, title in CHART:
-        times = {n: s for n, s in seconds(by_name[name]).items() if n in COLOURS}
+    parts, y = [], 64
+    for name, words in rows:
+        all_times = seconds(by_name[name])
+        times = {n: s for n, s in all_times.items() if n in colours}
         parts.append(
-            f'<text x="{left - 12}" y="{y + 13}" text-anchor="end" class="t">{escape(title)}</text>'
+            f'<text x="{LEFT - 12}" y="{y + 13}" text-anchor="end" class="t">{escape(words)}</text>'
         )
         for contender, s in sorted(times.items(), key=lambda item: item[1]):
-            speed = times[ENGINE] / s
-            width = max(1.0, unit * speed)
-            label = contender if contender == ENGINE else f"{contender} {speed:.2f}"
+            number = value(all_times[ENGINE], s)
+            width = max(1.0, UNIT * length(number))
+            label = contender if contender == ENGINE else f"{contender} {number:.3g}"
             parts.append(
-                f'<rect x="{left}" y="{y}" width="{width:.1f}" height="14" rx="2" '
-                f'fill="{COLOURS[contender]}"/>'
-                f'<text x="{left + width + 6:.1f}" y="{y + 11.5}" class="l">{label}</text>'
+                f'<rect x="{LEFT}" y="{y}" width="{width:.1f}" height="14" rx="2" '
+                f'fill="{colours[contender]}"/>'
+                f'<text x="{LEFT + width + 6:.1f}" y="{y + 11.5}" class="l">{label}</text>'
             )
             y += 17
         y += 11
@@ -122,15 +191,13 @@ def chart(run: dict) -> str:
         ".t{font-size:13px}.l{font-size:11px}.s{font-size:11px;fill:#656d76}"
         "@media(prefers-color-scheme:dark){text{fill:#e6edf3}.s{fill:#9198a1}}"
     )
-    note = escape(f"{run['machine']['cpu']}, {run['threads']} thread, {run['date'][:10]}")
+    where = f"{run['machine']['cpu']}, {run['threads']} thread, {run['date'][:10]}"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 760 {y + 8}" width="760" '
-        f'height="{y + 8}" role="img" '
-        f'aria-label="Speed of attention libraries relative to attn_engine"><style>{style}</style>'
-        f'<text x="16" y="24" class="h">Attention on one CPU core: speed, attn_engine = 1</text>'
-        f'<text x="16" y="43" class="s">longer is faster; {note}; every result checked first</text>'
-        + "".join(parts)
-        + "</svg>\n"
+        f'height="{y + 8}" role="img" aria-label="{escape(title)}"><style>{style}</style>'
+        f'<text x="16" y="24" class="h">{escape(title)}</text>'
+        f'<text x="16" y="43" class="s">{escape(note)}; {escape(where)}; every result checked '
+        "first</text>" + "".join(parts) + "</svg>\n"
     )
 
 

@@ -232,7 +232,7 @@ static void weigh_values(const additive *t, int64_t d_v_padded) {
         const int64_t n = min_i(VALUE_KEYS, t->n - j0);
         const stored *first =
             (const stored *)p->value.data + at(&p->value, t->batch, t->head, j0);
-        const value_rows values = {first, p->value.stride_row, 0};
+        const value_rows values = {first, p->value.stride_row};
         const real *alpha = j0 ? t->ones : NULL;
         const weight_tile w = {t->scores + j0, t->stride, 1};
         if (p->mask.kind == ATTN_MASK_NONE || values_finite(values, n, p->d_v, true)) {

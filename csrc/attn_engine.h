@@ -127,6 +127,7 @@ attn_status attn_additive(const attn_additive_problem *problem, int (*poll)(void
 attn_status attn_additive_keys(const attn_additive_problem *problem, int (*poll)(void));
 attn_status attn_backward(const attn_backward_problem *problem, int (*poll)(void));
 void attn_describe(const attn_problem *problem, attn_description *description);
+void attn_describe_additive(const attn_additive_problem *problem, attn_description *description);
 
 const char *attn_isa_name(attn_isa isa);
 const char *attn_dtype_name(attn_dtype dtype);

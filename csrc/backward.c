@@ -89,9 +89,9 @@ static void load_panel(work *w, int k, int64_t batch, int64_t head, int64_t i0, 
     pack_panel(b, &w->g->grad_output, p->d_v, 1, q->grad);
     load_lse(w, q);
     load_delta(w, q);
-    const value_rows queries = {rows_of(&p->query, b, head, i0), p->query.stride_row, 0};
+    const value_rows queries = {rows_of(&p->query, b, head, i0), p->query.stride_row};
     const attn_tensor *g = &w->g->grad_output;
-    const value_rows grads = {rows_of(g, b, head, i0), g->stride_row, 0};
+    const value_rows grads = {rows_of(g, b, head, i0), g->stride_row};
     q->finite = values_finite(queries, b->n, p->d_qk, true) && values_finite(grads, b->n, p->d_v, true);
 }
 

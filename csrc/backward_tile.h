@@ -195,7 +195,7 @@ static void add_products(const work *w, const panel *q, tile_view t, int64_t r0,
     const stored *keys = rows_of(&p->key, b, b->kv_head, t.j0);
     const bool guarded =
         hides &&
-        !(q->finite && values_finite((value_rows){keys, p->key.stride_row, 0}, n, p->d_qk, true));
+        !(q->finite && values_finite((value_rows){keys, p->key.stride_row}, n, p->d_qk, true));
     const weight_tile weights = {kept + r0, BLOCK_Q, 1}, by_key = {w->gradients + r0, BLOCK_Q, 1};
     const weight_tile by_query = {w->gradients + r0, 1, BLOCK_Q};
 #define ADD(count, tile, sums, m)                                                                  \

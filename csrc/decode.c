@@ -16,40 +16,7 @@
 #include "dropout.h"
 #include "mask.h"
 #include "score.h"
-#include "tiles.h"
-
-/* Dot products are made for LANES (row, key) pairs at a time: several rows share the keys they load. */
-#define DOT_ROWS (LANES >= 4 ? LANES / 4 : 1)
-
-/* out[r * keys + k] = q[r] . key k, for `rows` rows from q on and LANES / rows keys; keys past the last
- * of `n` repeat it. q is padded with zeros. ahead: how far to fetch keys, 0 if they are in cache. */
-INLINE void dot_tile(const int rows, const real *restrict q, int64_t q_stride,
-                     const stored *restrict keys, int64_t stride, int64_t n, int64_t d,
-                     int64_t ahead, real *restrict out) {
-    const int count = LANES / rows,
-              step = count > 8 ? 8 : count; /* keys in all, keys in registers */
-    vec sum[LANES];
-    UNROLL for (int k0 = 0; k0 < count; k0 += step) {
-        const stored *row[LANES];
-        vec acc[LANES];
-        UNROLL for (int k = 0; k < step; k++) row[k] = keys + min_i(k0 + k, n - 1) * stride;
-        UNROLL for (int e = 0; e < rows * step; e++) acc[e] = v_zero();
-        for (int64_t c = 0; c < d; c += LANES) {
-            vec x[LANES];
-            UNROLL for (int k = 0; k < step; k++) {
-                x[k] = c + LANES <= d ? v_load_stored(row[k] + c) : v_load_stored_part(row[k] + c, (int)(d - c));
-                if (ahead) v_prefetch(row[k] + ahead + c);
-            }
-            UNROLL for (int r = 0; r < rows; r++) {
-                const vec y = v_load(q + r * q_stride + c);
-                UNROLL for (int k = 0; k < step; k++) acc[r * step + k] = v_fma(y, x[k], acc[r * step + k]);
-            }
-        }
-        UNROLL for (int r = 0; r < rows; r++)
-            UNROLL for (int k = 0; k < step; k++) sum[r * count + k0 + k] = acc[r * step + k];
-    }
-    v_store(out, v_sum_each(sum));
-}
+#include "stream.h"
 
 /* One split of one kv head. */
 typedef struct split {
@@ -101,7 +68,9 @@ static inline row_index row_of(const split *s, int64_t r) {
     const int64_t n_q = s->plan->rows / (s->p->n_heads / s->p->n_kv_heads);
     return (row_index){s->kv_head * (s->p->n_heads / s->p->n_kv_heads) + r / n_q, r % n_q};
 }
-static inline bool row_exists(const split *s, int64_t r) { return row_of(s, r).query < s->band.n_q; }
+static inline bool row_exists(const split *s, int64_t r) {
+    return row_of(s, r).query < s->band.n_q;
+}
 
 /* The rows' queries as dense reals times scale log2(e), padded with zeros to whole vectors. */
 static void pack_rows(const split *s, real *restrict to) {
@@ -113,41 +82,30 @@ static void pack_rows(const split *s, real *restrict to) {
             memset(to, 0, (size_t)s->plan->d_qk_padded * sizeof *to);
             continue;
         }
-        const stored *q = (const stored *)p->query.data + at(&p->query, s->batch, i.head, s->query_row + i.query);
+        const stored *q =
+            (const stored *)p->query.data + at(&p->query, s->batch, i.head, s->query_row + i.query);
         for (int64_t c = 0; c < p->d_qk; c += LANES)
-            v_store(to + c, v_mul(v_load_stored_part(q + c, (int)min_i(LANES, p->d_qk - c)), scale));
+            v_store(to + c,
+                    v_mul(v_load_stored_part(q + c, (int)min_i(LANES, p->d_qk - c)), scale));
     }
 }
 
 /* Scores of all rows for keys [j0, j1); rows are SPLIT_KV apart. */
-static void score_rows(const split *s, int64_t j0, int64_t j1, const real *queries, real *restrict scores) {
+static void score_rows(const split *s, int64_t j0, int64_t j1, const real *queries,
+                       real *restrict scores) {
     const attn_problem *p = s->p;
-    const stored *keys = (const stored *)p->key.data + at(&p->key, s->batch, s->kv_head, s->key_row + j0);
-    const int64_t stride = p->key.stride_row, q_stride = s->plan->d_qk_padded, rows = s->plan->rows;
-    const int64_t shared = rows / DOT_ROWS * DOT_ROWS; /* rows that go DOT_ROWS at a time */
-    const int64_t ahead = elements_ahead(p->d_qk, stride);
-    for (int64_t j = 0; j < j1 - j0; j += LANES, keys += LANES * stride) {
-        const int64_t n = j1 - j0 - j;
-        for (int64_t r = 0; r < shared; r += DOT_ROWS)
-            for (int64_t k = 0; k < min_i(LANES, n); k += LANES / DOT_ROWS) {
-                const real *q = queries + r * q_stride;
-                const stored *from = keys + k * stride;
-                real dots[LANES];
-                dot_tile(DOT_ROWS, q, q_stride, from, stride, n - k, p->d_qk, r ? 0 : ahead, dots);
-                for (int64_t i = 0; i < DOT_ROWS; i++)
-                    memcpy(scores + (r + i) * SPLIT_KV + j + k, dots + i * (LANES / DOT_ROWS),
-                           LANES / DOT_ROWS * sizeof *dots);
-            }
-        for (int64_t r = shared; r < rows; r++) {
-            const real *q = queries + r * q_stride;
-            dot_tile(1, q, q_stride, keys, stride, n, p->d_qk, r ? 0 : ahead, scores + r * SPLIT_KV + j);
-        }
-    }
+    const stored *keys =
+        (const stored *)p->key.data + at(&p->key, s->batch, s->kv_head, s->key_row + j0);
+    const int64_t stride = p->key.stride_row;
+    for (int64_t j = 0; j < j1 - j0; j += LANES)
+        dot_product(s->plan->rows, queries, s->plan->d_qk_padded, keys + j * stride, stride,
+                    j1 - j0 - j, p->d_qk, scores + j, SPLIT_KV);
 }
 
 /* Score function and masks on one row's scores of keys [from, j1) (scores start at key j0), -inf in
  * the lanes past the end. */
-static void finish_row(const split *s, row_index i, int64_t from, int64_t j0, int64_t j1, real *restrict scores) {
+static void finish_row(const split *s, row_index i, int64_t from, int64_t j0, int64_t j1,
+                       real *restrict scores) {
     const dense mask = dense_of(&s->p->mask, s->batch, i.head);
     const score_fn score = score_of(s->p, s->batch, i.head);
     const segments ids = segments_of(s->p, s->batch);
@@ -156,7 +114,8 @@ static void finish_row(const split *s, row_index i, int64_t from, int64_t j0, in
         vec x = v_load(scores + j - j0);
         if (score.any)
             x = score_apply(&score, x, v_sub(v_set1((real)(i.query + score.offset - j)), v_iota()));
-        if (mask.kind != ATTN_MASK_NONE) x = dense_apply(x, dense_load(&mask, i.query, j, n), false);
+        if (mask.kind != ATTN_MASK_NONE)
+            x = dense_apply(x, dense_load(&mask, i.query, j, n), false);
         if (ids.query) x = segments_apply_key(ids.key + j, n, ids.query[i.query], x);
         x = band_apply_query(&s->band, x, i.query, j);
         v_store(scores + j - j0, v_select(v_first(n), x, v_set1(-REAL_INF)));
@@ -183,27 +142,29 @@ static inline real *kept_weights(const attn_call *call, const split *s, int64_t 
            (s->slice * s->plan->rows + r) * s->p->n_kv;
 }
 
-static void drop_weights(const split *s, row_index i, int64_t j0, int64_t n, real *restrict weights) {
+static void drop_weights(const split *s, row_index i, int64_t j0, int64_t n,
+                         real *restrict weights) {
     const dropout d = dropout_of(s->p, s->batch, i.head);
     const uint32_t row = dropout_row(&d, i.query);
     if (d.keep == 0) return;
     for (int64_t j = 0; j < n; j++) weights[j] *= dropout_factor(&d, row, mix((uint32_t)(j0 + j)));
 }
 
-static void attend_split(const attn_call *call, const split *s, int64_t j0, int64_t j1, void *scratch,
-                         real *partials) {
+static void attend_split(const attn_call *call, const split *s, int64_t j0, int64_t j1,
+                         void *scratch, real *partials) {
     const attn_problem *p = s->p;
     const attn_plan *plan = s->plan;
     const int64_t n = j1 - j0;
     real *const queries = (real *)scratch + plan->scratch.queries;
     real *const scores = (real *)scratch + plan->scratch.scores;
     uint8_t *const hidden = (uint8_t *)((real *)scratch + plan->scratch.hidden);
-    const value_rows values = {
-        (const stored *)p->value.data + at(&p->value, s->batch, s->kv_head, s->key_row + j0),
-        p->value.stride_row, elements_ahead(p->d_v, p->value.stride_row)};
+    const value_rows values = {(const stored *)p->value.data +
+                                   at(&p->value, s->batch, s->kv_head, s->key_row + j0),
+                               p->value.stride_row};
     const bool masked = p->mask.kind != ATTN_MASK_NONE || p->query_segments ||
                         !band_full(&s->band, 0, s->band.n_q, j0, j1);
-    const bool whole = masked || p->softcap != 0 || p->alibi_slopes; /* else only the end needs care */
+    const bool whole =
+        masked || p->softcap != 0 || p->alibi_slopes; /* else only the end needs care */
     const bool guarded = masked && !values_finite(values, n, p->d_v, true);
 
     pack_rows(s, queries);
@@ -211,8 +172,8 @@ static void attend_split(const attn_call *call, const split *s, int64_t j0, int6
     for (int64_t r = 0; r < plan->rows; r++) {
         const row_index i = row_of(s, r);
         real *x = scores + r * SPLIT_KV;
-        finish_row(s, row_exists(s, r) ? i : (row_index){i.head, 0}, whole ? j0 : j1 - 1 - (n - 1) % LANES, j0,
-                   j1, x);
+        finish_row(s, row_exists(s, r) ? i : (row_index){i.head, 0},
+                   whole ? j0 : j1 - 1 - (n - 1) % LANES, j0, j1, x);
         if (guarded)
             for (int64_t j = 0; j < n; j++) hidden[r * SPLIT_KV + j] = x[j] == -REAL_INF;
         softmax_row(x, n, &partials[r * plan->partial], &partials[r * plan->partial + 1]);
@@ -220,8 +181,11 @@ static void attend_split(const attn_call *call, const split *s, int64_t j0, int6
         drop_weights(s, i, j0, n, x);
     }
     if (!guarded) {
-        value_product(plan->rows, p->d_v, true, (weight_tile){scores, SPLIT_KV, 1}, values, n, NULL,
-                      partials + 2, plan->partial);
+        for (int64_t r = 0; r < plan->rows; r++)
+            memset(partials + r * plan->partial + 2, 0,
+                   (size_t)plan->d_v_padded * sizeof *partials);
+        value_stream(plan->rows, p->d_v, (weight_tile){scores, SPLIT_KV, 1}, values.data,
+                     values.stride, n, partials + 2, plan->partial);
         return;
     }
     for (int64_t r = 0; r < plan->rows; r++)
@@ -271,7 +235,8 @@ static void store_weights(const attn_call *call, const split *s, int64_t r, real
     const row_index i = row_of(s, r);
     const key_range keys = l == 0 ? (key_range){0, 0} : s->keys;
     const real *kept = kept_weights(call, s, r);
-    stored *row = (stored *)p->weights + ((s->batch * p->n_heads + i.head) * p->n_q + i.query) * p->n_kv;
+    stored *row =
+        (stored *)p->weights + ((s->batch * p->n_heads + i.head) * p->n_q + i.query) * p->n_kv;
     fill_hidden(row, keys.begin, l);
     fill_hidden(row + keys.end, p->n_kv - keys.end, l);
     for (int64_t j = keys.begin, n; j < keys.end; j += n) {
@@ -287,16 +252,19 @@ static void merge_row(const attn_call *call, const split *s, int64_t r) {
     const attn_problem *p = s->p;
     const attn_plan *plan = s->plan;
     const row_index i = row_of(s, r);
-    const int64_t splits = max_i(1, (s->band.n_kv + SPLIT_KV - 1) / SPLIT_KV), step = plan->rows * plan->partial;
+    const int64_t splits = max_i(1, (s->band.n_kv + SPLIT_KV - 1) / SPLIT_KV),
+                  step = plan->rows * plan->partial;
     real *const first = (real *)call->shared + s->first_task * step + r * plan->partial;
-    real *const split_max = (real *)call->shared + plan->shared_reals - plan->n_tasks + s->first_task;
+    real *const split_max =
+        (real *)call->shared + plan->shared_reals - plan->n_tasks + s->first_task;
     split_max[0] = first[0];
     for (int64_t k = 1; k < splits; k++) {
         split_max[k] = first[k * step];
         merge_partial(first, first + k * step, p->d_v);
     }
     if (p->sinks) {
-        real *const sink = (real *)call->shared + plan->shared_reals - plan->n_tasks - (s->slice + 1) * plan->partial;
+        real *const sink = (real *)call->shared + plan->shared_reals - plan->n_tasks -
+                           (s->slice + 1) * plan->partial;
         memset(sink, 0, (size_t)plan->partial * sizeof *sink);
         sink[0] = ((const real *)p->sinks)[i.head] * LOG2E;
         sink[1] = 1;
@@ -304,7 +272,8 @@ static void merge_row(const attn_call *call, const split *s, int64_t r) {
     }
     const real l = i.query < s->band.n_q ? first[1] : 0;
     const int64_t row = s->query_row + i.query;
-    store_output((stored *)p->output.data + at(&p->output, s->batch, i.head, row), first + 2, l, p->d_v);
+    store_output((stored *)p->output.data + at(&p->output, s->batch, i.head, row), first + 2, l,
+                 p->d_v);
     if (p->lse) ((real *)p->lse)[lse_index(p, s->batch, i.head, row)] = lse_of(first[0], l);
     if (p->weights) store_weights(call, s, r, first[0], l, split_max);
 }
@@ -317,4 +286,5 @@ static void merge(const attn_call *call, int64_t slice) {
 }
 
 extern const attn_kernel ATTN_KERNEL(decode);
-const attn_kernel ATTN_KERNEL(decode) = {.label = ATTN_LABEL, .lanes = LANES, .run = run, .merge = merge};
+const attn_kernel ATTN_KERNEL(decode) = {
+    .label = ATTN_LABEL, .lanes = LANES, .run = run, .merge = merge};

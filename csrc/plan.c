@@ -133,14 +133,18 @@ attn_plan attn_plan_softmax(const attn_softmax_problem *p) {
 attn_plan attn_plan_additive(const attn_additive_problem *a) {
     const attn_problem *p = &a->attention;
     attn_plan plan = {.kernel = attn_kernels(attn_get_isa(), p->dtype)->additive,
-                      .real_bytes = attn_real_bytes(p->dtype),
-                      .rows = smaller(p->n_q, ADDITIVE_BLOCK_Q)};
-    if (p->n_q == 0) return plan;
+                      .threads = 1,
+                      .real_bytes = attn_real_bytes(p->dtype)};
+    const int64_t heads = p->batch * p->n_heads, rows = heads * p->n_q;
+    if (rows == 0) return plan;
+    /* Smaller tasks where whole blocks would leave threads idle; a row's bits are the same in any. */
+    const int64_t work = rows * p->n_kv * p->d_qk;
+    const int64_t threads = threads_for(work, ADDITIVE_GRAIN, rows, p->num_threads);
+    plan.rows = smaller((rows + threads - 1) / threads, smaller(p->n_q, ADDITIVE_BLOCK_Q));
     plan.q_blocks = (p->n_q + plan.rows - 1) / plan.rows;
-    plan.n_tasks = p->batch * p->n_heads * plan.q_blocks;
+    plan.n_tasks = heads * plan.q_blocks;
     plan.d_v_padded = round_up_to(p->d_v, plan.kernel->lanes);
-    plan.threads = threads_for(p->batch * p->n_heads * p->n_q * p->n_kv * p->d_qk, ADDITIVE_GRAIN,
-                               plan.n_tasks, p->num_threads);
+    plan.threads = (int)smaller(threads, plan.n_tasks);
 
     attn_scratch *s = &plan.scratch;
     const int64_t scores = plan.rows * round_up_to(p->n_kv, KEY_GROUP);
@@ -240,4 +244,18 @@ void attn_describe(const attn_problem *p, attn_description *d) {
         .splits = decode ? plan.splits : 1,
         .split_kv = decode ? SPLIT_KV : 0,
         .scratch_bytes = (plan.scratch.reals * plan.threads + plan.shared_reals) * plan.real_bytes};
+}
+
+void attn_describe_additive(const attn_additive_problem *a, attn_description *d) {
+    const attn_plan plan = attn_plan_additive(a);
+    *d = (attn_description){.kernel = "additive",
+                            .label = plan.kernel->label,
+                            .isa = attn_isa_name(attn_get_isa()),
+                            .threads = plan.threads,
+                            .tasks = plan.n_tasks,
+                            .block_q = plan.rows,
+                            .block_kv = KEY_GROUP,
+                            .key_blocks = (a->attention.n_kv + KEY_GROUP - 1) / KEY_GROUP,
+                            .splits = 1,
+                            .scratch_bytes = plan.scratch.reals * plan.threads * plan.real_bytes};
 }

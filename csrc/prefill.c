@@ -88,9 +88,9 @@ static value_rows values_of(const block *b, int64_t j0, int64_t j1) {
     const attn_problem *p = b->p;
     if (!b->plan->copy_values)
         return (value_rows){(const real *)p->value.data + at(&p->value, b->batch, b->kv_head, b->key_row + j0),
-                            p->value.stride_row, 0};
+                            p->value.stride_row};
     copy_rows(&p->value, b, j0, j1, p->d_v, b->plan->d_v_padded, b->value_copy);
-    return (value_rows){b->value_copy, b->plan->d_v_padded, 0};
+    return (value_rows){b->value_copy, b->plan->d_v_padded};
 }
 
 /* Where anything of the block's queries x keys [j0, j1) is visible, by all masks but the band. */

@@ -41,16 +41,10 @@ INLINE void score_tile(const int nv, const real *restrict panel, const real *con
     }
 }
 
-/* Decode is bound by memory: rows are asked for this many bytes before they are read. */
-#define AHEAD_BYTES 12288
-INLINE int64_t elements_ahead(int64_t d, int64_t stride) {
-    return max_i(4, AHEAD_BYTES / (max_i(1, d) * (int64_t)sizeof(stored))) * stride;
-}
-
 /* Where value rows lie: reals, or storage type with `tail` columns in the last vector. */
 typedef struct value_rows {
     const void *data;
-    int64_t stride, ahead; /* elements; ahead: which to fetch already, stored rows only */
+    int64_t stride; /* elements */
 } value_rows;
 
 INLINE vec load_value(const void *row, int64_t column, const bool is_stored, int n) {
@@ -80,10 +74,8 @@ INLINE void value_tile(const int rows, const int nv, const bool is_stored, weigh
     for (int64_t j = 0; j < n; j++) {
         const void *row = value_row(v, j, is_stored);
         vec x[TILE_DV];
-        UNROLL for (int c = 0; c < nv; c++) {
+        UNROLL for (int c = 0; c < nv; c++)
             x[c] = load_value(row, column + c * LANES, is_stored, c == nv - 1 ? tail : LANES);
-            if (is_stored) v_prefetch((const stored *)row + v.ahead + column + c * LANES);
-        }
         UNROLL for (int r = 0; r < rows; r++) {
             const vec p = v_set1(w.data[r * w.row + j * w.key]);
             UNROLL for (int c = 0; c < nv; c++) acc[r][c] = v_fma(p, x[c], acc[r][c]);

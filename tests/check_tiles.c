@@ -120,7 +120,7 @@ static product product_new(int64_t rows, int64_t n, int64_t d_v, int variant, ch
     }
     t.w =
         t.transposed ? (weight_tile){t.weights.data, 1, rows} : (weight_tile){t.weights.data, n, 1};
-    t.v = (value_rows){t.values.data, columns, 0};
+    t.v = (value_rows){t.values.data, columns};
     t.before = malloc((size_t)t.out.bytes);
     memcpy(t.before, t.out.data, (size_t)t.out.bytes);
     return t;

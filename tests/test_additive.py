@@ -5,7 +5,13 @@ import pytest
 from classic import assert_scores_accurate, precise, rows, unit
 from oracle import assert_same_bits
 
-from attn_engine import additive_attention, concat_attention, project_keys, reference_classic
+from attn_engine import (
+    additive_attention,
+    concat_attention,
+    explain,
+    project_keys,
+    reference_classic,
+)
 
 EYE, V2 = np.eye(2), np.array([[1.0, 2.0], [3.0, 4.0]])
 EXTREMES = [0.0, -0.0, 1e-8, -1e-8, 9.0, -9.0, 20.0, -20.0, 44.0, -44.0, 1e4, -1e4]
@@ -214,6 +220,17 @@ def test_what_must_not_change_a_bit(isa, dtype):
     out = np.empty_like(context)
     assert additive_attention(query, keys, None, None, v, values, out=out).context is out
     assert_same_bits(out, context)
+
+
+@pytest.mark.parametrize("n_q", [3, 33])
+def test_threads_share_the_steps_of_one_entry_and_change_no_bit(isa, dtype, n_q):
+    rng = np.random.default_rng(4)
+    query, keys, v = (rows(rng, dtype, *shape) for shape in ((n_q, 64), (6000, 64), (64,)))
+    one = additive_attention(query, keys, None, None, v, num_threads=1)
+    assert explain(additive_attention, query, keys, None, None, v, num_threads=3)["threads"] == 3
+    three = additive_attention(query, keys, None, None, v, num_threads=3)
+    assert_same_bits(three.context, one.context)
+    assert_same_bits(three.weights, one.weights)
 
 
 def test_prepared_keys_serve_every_call(isa, dtype):

@@ -14,22 +14,18 @@ import attn_engine
 from attn_engine import cli, demo_sweep
 from attn_engine.bench import compare
 from attn_engine.bench.compare import Comparison, Result
-from attn_engine.demo import ASCII, BLOCKS, TOKENS, heat_map, print_sentence, worked_sentence
+from attn_engine.demo import TOKENS, print_sentence, worked_sentence
 
 
 class Stream(io.StringIO):
-    """A text stream that says it is a terminal, or not, and which encoding it has."""
+    """A text stream that says it is a terminal, or not."""
 
-    def __init__(self, tty, encoding="utf-8"):
+    def __init__(self, tty):
         super().__init__()
-        self._tty, self._encoding = tty, encoding
+        self._tty = tty
 
     def isatty(self):
         return self._tty
-
-    @property
-    def encoding(self):
-        return self._encoding
 
 
 # ---- the sentence
@@ -66,28 +62,6 @@ def test_sentence_is_printed_with_every_step(capsys):
     assert max(map(len, text.splitlines())) <= 80
 
 
-# ---- the heat map
-
-
-def test_heat_map_has_colour_only_on_a_terminal_that_wants_it(monkeypatch):
-    weights = worked_sentence()["weights"]
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    assert "\x1b[48;5;" in "".join(heat_map(weights, Stream(tty=True)))
-    assert "\x1b" not in "".join(heat_map(weights, Stream(tty=False)))
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert "\x1b" not in "".join(heat_map(weights, Stream(tty=True)))
-
-
-@pytest.mark.parametrize(("encoding", "characters"), [("utf-8", BLOCKS), ("ascii", ASCII)])
-def test_heat_map_is_darkest_and_lightest_where_it_should_be(encoding, characters):
-    lines = heat_map(worked_sentence()["weights"], Stream(False, encoding))
-    studies = lines[1 + TOKENS.index("studies")]
-    start = lines[0].index("deep learning")
-    assert studies[start : start + len("deep learning")] == characters[-1] * len("deep learning")
-    start = lines[0].index("The")
-    assert studies[start : start + len("The")] == characters[0] * len("The")
-
-
 # ---- the command line
 
 
@@ -122,6 +96,23 @@ def test_bad_command_line_is_one_line_and_exit_code_2(arguments, named, capsys):
     assert output.out == ""
     assert output.err.count("\n") == 1
     assert named in output.err
+
+
+@pytest.mark.parametrize("module", ["attn_engine.cli", "attn_engine"])
+@pytest.mark.parametrize("name", ["ATTN_ENGINE_ISA", "ATTN_ENGINE_NUM_THREADS"])
+def test_bad_environment_is_one_line_and_exit_code_2(module, name):
+    command = [sys.executable, "-m", module, *(["info"] if module.endswith("cli") else [])]
+    run = subprocess.run(
+        command,
+        env=os.environ | {name: "sse9"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (run.returncode, run.stdout) == (2, "")
+    assert run.stderr.count("\n") == 1
+    assert f"error: {name}: " in run.stderr
 
 
 class NoTeam:

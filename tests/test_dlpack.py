@@ -155,7 +155,9 @@ def test_page_locked_memory_is_cpu_memory(inputs):
 
 
 def test_dtypes_without_a_numpy_name_are_refused(exporter, inputs):
-    with pytest.raises(TypeError, match=r"^value: this \w+ cannot be read \(.*\); pass a dense"):
+    with pytest.raises(
+        TypeError, match=r"^value: this \w+ cannot be read \(.*\); convert it to a dense"
+    ):
         scaled_dot_product_attention(*inputs[:2], exporter(inputs[2].astype(np.complex64)))
 
 
@@ -205,5 +207,7 @@ def test_torch_tensors_elsewhere_are_refused(torch):
 
 def test_torch_sparse_tensors_are_refused(torch):
     tensor = torch.eye(4)
-    with pytest.raises(TypeError, match="^value: this Tensor cannot be read .*pass a dense"):
+    with pytest.raises(
+        TypeError, match="^value: this Tensor cannot be read .*convert it to a dense"
+    ):
         scaled_dot_product_attention(tensor, tensor, tensor.to_sparse())

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from messages import ones
 
 from attn_engine import (
     additive_attention,
@@ -10,11 +11,6 @@ from attn_engine import (
     general_attention,
     project_keys,
 )
-
-
-def ones(*shape, dtype=np.float32):
-    return np.ones(shape, dtype)
-
 
 GOOD = {
     "query": ones(2, 3, 5),
@@ -32,7 +28,7 @@ ADDITIVE = {
     ),
     "keys vector": (
         {"keys": ones(6)},
-        "query: shape (2, 3, 5) with keys (6,), expected one of (d_s,)",
+        "query: shape (2, 3, 5) with keys (6,), expected one of (d_s,) with keys (T_enc, d_h); ",
     ),
     "batch": (
         {"keys": ones(4, 7, 6)},
@@ -46,27 +42,52 @@ ADDITIVE = {
         ),
     ),
     "U_a turned": ({"U_a": ones(6, 8)}, "U_a: d_h is 8 but keys has d_h 6"),
-    "U_a vector": ({"U_a": ones(6)}, "U_a: shape (6,), expected 2 axes (d_attn, d_h)"),
-    "d_attn": ({"U_a": ones(9, 6)}, "W_a: d_attn is 8 but U_a has d_attn 9"),
-    "d_attn of query": ({"W_a": None}, "query: d_attn is 5 but U_a has d_attn 8"),
-    "v_a": ({"v_a": ones(7)}, "v_a: shape (7,), expected (d_attn,), which is (8,)"),
+    "U_a vector": (
+        {"U_a": ones(6)},
+        "U_a: shape (6,), expected 2 axes (d_attn, d_h); a single row is U_a.r",
+    ),
+    "d_attn": (
+        {"U_a": ones(9, 6)},
+        "W_a: d_attn is 8 but that of U_a is 9 (W_a (8, 5), U_a (9, 6)); project both to one",
+    ),
+    "d_attn of query": (
+        {"W_a": None},
+        "query: d_attn is 5 but that of U_a is 8 (query (2, 3, 5), U_a (8, 6)); project both",
+    ),
+    "v_a": ({"v_a": ones(7)}, "v_a: shape (7,), expected (d_attn,), which is (8,); project it to"),
     "v_a row": (
         {"v_a": ones(1, 8)},
         "v_a: shape (1, 8), expected (d_attn,), which is (8,); use v_a.r",
     ),
-    "values": ({"values": ones(2, 6, 4)}, "values: shape (2, 6, 4), expected (2, 7, d_v)"),
+    "values": (
+        {"values": ones(2, 6, 4)},
+        (
+            "values: shape (2, 6, 4), expected (batch, T_enc, d_v) with the batch, T_enc of keys "
+            "(2, 7, 6); give every key one value"
+        ),
+    ),
+    "values turned": (
+        {"query": ones(3, 5), "keys": ones(7, 6), "values": ones(4, 7)},
+        (
+            "values: shape (4, 7), expected (T_enc, d_v) with the T_enc of keys (7, 6); "
+            "use values.swapaxes(-1, -2)"
+        ),
+    ),
     "bias": ({"bias": ones(2, 8)}, "bias: shape (2, 8), expected (d_attn,), which is (8,)"),
-    "location": ({"location": ones(2, 7, 8)}, "location: T_dec is 3, expected one decoder step"),
+    "location": (
+        {"location": ones(2, 7, 8)},
+        "location: T_dec is 3 (query (2, 3, 5)), expected one decoder step; call once for each",
+    ),
     "location shape": (
         {"query": ones(2, 5), "location": ones(7, 8)},
-        "location: shape (7, 8), expected (batch, T_enc, d_attn), which is (2, 7, 8)",
+        "location: shape (7, 8), expected (batch, T_enc, d_attn), which is (2, 7, 8); project it",
     ),
-    "heads": ({"num_heads": 4}, "num_heads: 4 does not divide d_v, which is 6"),
+    "heads": ({"num_heads": 4}, "num_heads: 4 does not divide d_v, which is 6; pass a divisor of"),
     "heads of d_attn": ({"num_heads": 3}, "num_heads: 3 does not divide d_attn, which is 8"),
     "no heads": ({"num_heads": 0}, "num_heads: got 0, expected at least 1"),
     "lengths": (
         {"key_lengths": np.array([8, 1])},
-        "key_lengths: got 8 at index 0, expected 0 to 7",
+        "key_lengths: got 8 at index 0, expected 0 to 7 (T_enc); clip it",
     ),
     "negative": (
         {"key_lengths": np.array([1, -1])},
@@ -81,12 +102,21 @@ ADDITIVE = {
         ),
     ),
     "mask turned": ({"mask": np.ones((7, 2), bool)}, "mask: shape (7, 2), expected (7,)"),
-    "mask of ones": ({"mask": np.ones((1, 7), bool)}, "mask: shape (1, 7), expected"),
+    "mask of ones": (
+        {"mask": np.ones((1, 7), bool)},
+        (
+            "mask: shape (1, 7), expected (7,) (T_enc,) or (2, 7) (batch, T_enc) or (2, 3, 7) "
+            "(batch, T_dec, T_enc); reshape it, nothing is broadcast"
+        ),
+    ),
     "mask of a step": (
         {"query": ones(2, 5), "mask": np.ones((2, 1, 7), bool)},
         "mask: shape (2, 1, 7), expected (7,) (T_enc,) or (2, 7) (batch, T_enc)",
     ),
-    "out": ({"out": ones(2, 3, 5)}, "out: shape (2, 3, 5), expected (2, 3, 6)"),
+    "out": (
+        {"out": ones(2, 3, 5)},
+        "out: shape (2, 3, 5), expected (2, 3, 6), which is (batch, T_dec, d_v); pass np.empty(",
+    ),
     "prepared": ({"keys": PREPARED}, "U_a: the keys are projected already; pass None"),
 }
 KINDS = {
@@ -178,14 +208,58 @@ def test_luong():
             ),
         ),
         (
+            lambda: concat_attention(query, keys, ones(8, 6), ones(8)),
+            (
+                "W_c: shape (8, 6), expected (d_attn, d_s + d_h), which has 5 + 6 columns "
+                "(query (2, 3, 5), keys (2, 7, 6)); it is np.hstack([W_a, U_a])"
+            ),
+        ),
+        (
+            lambda: concat_attention(query, keys, ones(8, 11), ones(7)),
+            "v: shape (7,), expected (d_attn,), which is (8,)",
+        ),
+        (
+            lambda: general_attention(query, keys, ones(5, 4)),
+            (
+                "W: shape (5, 4), expected (d_s, d_h), which is (5, 6) (query (2, 3, 5), "
+                "keys (2, 7, 6)); it takes d_s of query to d_h of keys"
+            ),
+        ),
+        (
             lambda: dot_attention(keys, keys, key_lengths=np.array([8, 1])),
             "key_lengths: got 8 at index 0, expected 0 to 7",
         ),
         (
             lambda: project_keys(ones(7), ones(8, 7)),
-            "keys: shape (7,), expected (T_enc, d_h) or (batch, T_enc, d_h)",
+            "keys: shape (7,), expected (T_enc, d_h) or (batch, T_enc, d_h); a single state is keys.r",
         ),
     ):
         with pytest.raises(ValueError) as error:
             call()
         assert str(error.value).startswith(message)
+
+
+def test_prepared_keys_elsewhere():
+    query, keys = ones(2, 3, 6), PREPARED
+    for call in (
+        lambda: dot_attention(query, keys),
+        lambda: general_attention(query, keys, ones(6, 6)),
+        lambda: concat_attention(query, keys, ones(8, 12), ones(8)),
+    ):
+        with pytest.raises(TypeError) as error:
+            call()
+        assert str(error.value) == (
+            "keys: cannot be read as an array; ProjectedKeys are for additive_attention; pass the "
+            "states, its .keys"
+        )
+
+
+@pytest.mark.parametrize("part", ["W", "W_c"])
+def test_out_may_not_be_a_matrix(part):
+    matrix = ones(8, 8)
+    out = matrix[:3, :4]
+    with pytest.raises(ValueError, match=rf"^out: shares memory with {part}"):
+        if part == "W":
+            general_attention(ones(3, 8), ones(5, 8), matrix, ones(5, 4), out=out)
+        else:
+            concat_attention(ones(3, 4), ones(5, 4), matrix, ones(8), out=out)

@@ -18,9 +18,11 @@ PYTHON_FILES = sorted(
 
 # A module imports only modules before it.
 LAYERS = [
-    *("_core", "shapes", "arrays", "options", "outputs", "problem", "packed", "config"),
-    *("projected", "problem_classic", "additive", "multiplicative", "monotonic"),
-    *("dot_product", "problem_backward", "backward", "varlen", "merge", "rotary", "__init__"),
+    *("_core", "shapes", "arrays", "options", "weights", "viz", "analysis", "outputs", "problem"),
+    *("packed", "config", "projected", "problem_classic", "problem_additive", "additive"),
+    *("multiplicative", "monotonic", "dot_product", "problem_backward", "backward", "varlen"),
+    *("plans", "merge", "rotary"),
+    *("projection", "parameters", "problem_multihead", "multihead", "__init__"),
 ]
 # Programs on top of the package: they use it, and it knows nothing of them.
 EXTRAS = ["bench", "cli", "demo", "demo_sweep", "interop", "__main__"]
@@ -45,13 +47,13 @@ def code(path):
 
 def imports(path):
     """Names of the package's own modules that a module imports, wherever it does."""
-    found = set()
+    found, depth = set(), len(path.relative_to(PACKAGE).parts)
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom):
             assert node.level or not (node.module or "").startswith("attn_engine"), path
-            if node.level == 1 and node.module is None:
+            if node.level == depth and node.module is None:
                 found |= {alias.name for alias in node.names}
-            elif node.level == 1:
+            elif node.level == depth:
                 found.add(node.module.split(".")[0])
         elif isinstance(node, ast.Import):
             assert not any(alias.name.startswith("attn_engine") for alias in node.names), path
@@ -62,17 +64,21 @@ def test_every_module_has_its_layer():
     modules = {p.stem for p in PACKAGE.glob("*.py")} | {
         p.parent.name for p in PACKAGE.glob("*/*.py")
     }
-    assert modules == {*LAYERS[1:], *EXTRAS, "reference", "reference_backward", "reference_classic"}
+    references = {"reference", "reference_classic", "reference_multihead", "reference_backward"}
+    assert modules == {*LAYERS[1:], *EXTRAS, *references}
 
 
 @pytest.mark.parametrize("module", LAYERS[1:])
 def test_imports_run_one_way(module):
-    assert imports(PACKAGE / f"{module}.py") <= set(LAYERS[: LAYERS.index(module)])
+    files = [*PACKAGE.glob(f"{module}.py"), *PACKAGE.glob(f"{module}/*.py")]
+    assert files
+    assert set().union(*map(imports, files)) <= set(LAYERS[: LAYERS.index(module)])
 
 
 def test_the_reference_stands_alone():
     assert imports(PACKAGE / "reference.py") == set()
     assert imports(PACKAGE / "reference_classic.py") == {"reference"}
+    assert imports(PACKAGE / "reference_multihead.py") == {"reference"}
     assert imports(PACKAGE / "reference_backward.py") == {"reference"}
 
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from attn_engine import get_isa, get_num_threads, reference
-from attn_engine.bench.cases import CASES, Case, dense_mask, make_inputs
+from attn_engine.bench.cases import CASES, Case, Unsupported, dense_mask, make_inputs
 from attn_engine.bench.check import TOLERANCE, largest_error
 from attn_engine.bench.compare import Comparison, Limit, Process, Result, Team
-from attn_engine.bench.contenders import CONTENDERS, Unsupported
+from attn_engine.bench.contenders import CONTENDERS
 from attn_engine.bench.worker import Worker, median_seconds
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -160,7 +160,9 @@ def test_ratio_and_share_are_what_they_say():
 # ---- cases
 
 
-@pytest.mark.parametrize("case", [small(c) for c in CASES], ids=lambda c: c.name)
+@pytest.mark.parametrize(
+    "case", [small(c) for c in CASES if not (c.score or c.layer)], ids=lambda c: c.name
+)
 def test_dense_mask_and_flops_agree_with_the_reference(case):
     inputs = make_inputs(case)
     attention = reference.scaled_dot_product_attention(
@@ -190,6 +192,38 @@ def test_contender_is_right_on_every_kind_of_case(case, name):
         return
     call = CONTENDERS[name].prepare(case, inputs, 1)
     assert largest_error(case, inputs, call()) < TOLERANCE[case.dtype]
+
+
+def test_work_of_the_cases_with_scores_of_their_own():
+    by_name = {case.name: case for case in CASES if case.score}
+    pairs, products = 16 * 32 * 128, 2 * 16 * 256 * 256
+    additive, concat, general, dot = (
+        by_name[f"{score}_16x32x128_d256"] for score in ("additive", "concat", "general", "dot")
+    )
+    assert additive.tanhs == concat.tanhs == pairs * 256
+    assert general.tanhs == dot.tanhs == 0
+    assert additive.flops == dot.flops == 4 * pairs * 256
+    assert general.flops == dot.flops + products * 32
+    assert concat.flops == dot.flops + products * (32 + 128)
+
+
+def test_work_of_a_layer():
+    """Four products with square matrices beside attention."""
+    layer = next(case for case in CASES if case.layer)
+    attention = replace(layer, layer=False)
+    assert layer.flops == attention.flops + 4 * 2 * (8 * 128) * 768 * 768
+
+
+def test_the_compiled_formula_is_right():
+    """One case: compiling takes seconds."""
+    with Team(["torch.compile"], 1) as team:
+        if team.missing:
+            pytest.skip(team.missing["torch.compile"])
+        case = small(next(case for case in CASES if case.score == "concat"))
+        result = team.compare(case, 0).results["torch.compile"]
+        assert result.status in ("timed", "unsupported"), result
+        no_call = team.compare(TINY, 0).results["torch.compile"]
+        assert no_call.status == "unsupported"
 
 
 @pytest.mark.parametrize("name", ["torch", "onnxruntime", "openvino"])

@@ -3,7 +3,7 @@
 from ._core import version as __version__
 from .additive import additive_attention, concat_attention, project_keys
 from .backward import AttentionGradients, scaled_dot_product_attention_backward
-from .config import explain, get_isa, get_num_threads, set_isa, set_num_threads, show_config
+from .config import get_isa, get_num_threads, set_isa, set_num_threads, show_config
 from .dot_product import (
     AttentionResult,
     SelfAttentionResult,
@@ -13,8 +13,10 @@ from .dot_product import (
 )
 from .merge import MergedAttention, merge_attention
 from .monotonic import monotonic_attention
+from .multihead import MultiheadAttention, MultiheadResult
 from .multiplicative import dot_attention, general_attention
 from .outputs import ContextResult
+from .plans import explain
 from .projected import ProjectedKeys
 from .rotary import rotary_embedding
 from .varlen import scaled_dot_product_attention_varlen
@@ -24,6 +26,8 @@ __all__ = [
     "AttentionResult",
     "ContextResult",
     "MergedAttention",
+    "MultiheadAttention",
+    "MultiheadResult",
     "ProjectedKeys",
     "SelfAttentionResult",
     "__version__",

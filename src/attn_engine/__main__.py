@@ -3,11 +3,16 @@
 import argparse
 import json
 
-from . import show_config
+from . import config, show_config
 
 parser = argparse.ArgumentParser(prog="python -m attn_engine", description=show_config.__doc__)
 parser.add_argument("--json", action="store_true", help="print it as JSON")
-if parser.parse_args().json:
+options = parser.parse_args()
+try:
+    config.check_environment()
+except ValueError as error:
+    parser.exit(2, f"{parser.prog}: error: {error}\n")
+if options.json:
     print(json.dumps(show_config("dicts"), indent=2))
 else:
     show_config()

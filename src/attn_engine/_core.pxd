@@ -98,6 +98,9 @@ cdef extern from "attn_engine.h":
         const attn_backward_problem *problem, int (*poll)() noexcept
     ) noexcept nogil
     void attn_describe(const attn_problem *problem, attn_description *description) noexcept nogil
+    void attn_describe_additive(
+        const attn_additive_problem *problem, attn_description *description
+    ) noexcept nogil
     const char *attn_isa_name(attn_isa isa) noexcept
     const char *attn_dtype_name(attn_dtype dtype) noexcept
     bint attn_isa_supported(attn_isa isa) noexcept

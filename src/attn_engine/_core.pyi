@@ -65,6 +65,9 @@ def additive(
     heads: int,  # divides d_attn and d_v
     num_threads: int,
 ) -> None: ...
+def explain_additive(
+    *args: Any,
+) -> dict[str, Any]: ...  # additive's arguments: the plan, nothing run
 def additive_keys(
     key: np.ndarray,  # as additive's
     exponentials: np.ndarray,  # compute type, (batch, ceil(n_kv / GROUP), d_attn + 1, GROUP)

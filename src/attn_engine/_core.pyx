@@ -191,6 +191,10 @@ def explain(*args):
         attn_describe(&p, &d)
     finally:
         release(&b)
+    return described(&d)
+
+
+cdef dict described(const attn_description *d):
     return {
         "kernel": d.kernel.decode(), "label": d.label.decode(), "isa": d.isa.decode(),
         "threads": d.threads, "tasks": d.tasks, "block_q": d.block_q, "block_kv": d.block_kv,

@@ -11,51 +11,73 @@ cdef attn_tensor rows_of(const Py_buffer *v, int64_t d, bint step_only) noexcept
     return t
 
 
-def additive(query, key, value, v, exponentials, out, weights, mask, lengths, int dtype,
-             int64_t heads, int num_threads):
-    cdef attn_additive_problem a
+cdef int fill_additive(attn_additive_problem *a, buffers *b, tuple args) except -1:
+    """additive's arguments as a problem; b holds the buffers it points into."""
+    (query, key, value, v, exponentials, out, weights, mask, lengths,
+     dtype, heads, num_threads) = args
+    get(b, QUERY, query, PyBUF_STRIDES)
+    get(b, KEY, key, PyBUF_STRIDES)
+    get(b, VALUE, value, PyBUF_STRIDES)
+    get(b, ADDITIVE_V, v, PyBUF_STRIDES)
+    get(b, EXPONENTIALS, exponentials, PyBUF_STRIDES)
+    get(b, OUT, out, PyBUF_STRIDES | PyBUF_WRITABLE)
+    get(b, WEIGHTS, weights, PyBUF_STRIDES | PyBUF_WRITABLE)
+    get(b, MASK, mask, PyBUF_STRIDES)
+    get(b, KEY_LENGTHS, lengths, PyBUF_STRIDES)
+
     cdef attn_problem *p = &a.attention
+    cdef Py_buffer *m = &b.view[MASK]
+    cdef bint step_only = b.view[QUERY].ndim < b.view[KEY].ndim
+    p.dtype, p.num_threads = dtype, num_threads
+    p.n_heads = p.n_kv_heads = heads
+    p.batch = length(&b.view[KEY], 3)
+    p.n_q = 1 if step_only else length(&b.view[QUERY], 2)
+    p.n_kv = length(&b.view[KEY], 2)
+    p.d_qk = length(&b.view[KEY], 1) // p.n_heads
+    p.d_v = length(&b.view[VALUE], 1) // p.n_heads
+    p.query = rows_of(&b.view[QUERY], p.d_qk, step_only)
+    p.key = rows_of(&b.view[KEY], p.d_qk, False)
+    p.value = rows_of(&b.view[VALUE], p.d_v, False)
+    p.output = rows_of(&b.view[OUT], p.d_v, step_only)
+    if mask is not None:
+        p.mask.kind = ATTN_MASK_BOOL if m.itemsize == 1 else ATTN_MASK_ADD
+        p.mask.data = m.buf
+        p.mask.stride_batch, p.mask.stride_row = step(m, 3), step(m, 2)
+        p.mask.stride_col = step(m, 1)
+    p.key_lengths = <const int64_t *>b.view[KEY_LENGTHS].buf
+    p.weights = b.view[WEIGHTS].buf
+    a.v = b.view[ADDITIVE_V].buf
+    a.exponentials = b.view[EXPONENTIALS].buf
+    return 0
+
+
+def additive(*args):
+    cdef attn_additive_problem a
     cdef buffers b
     cdef attn_status status
-    cdef Py_buffer *m = &b.view[MASK]
-    cdef bint step_only
     memset(&a, 0, sizeof(a))
     memset(&b, 0, sizeof(b))
     try:
-        get(&b, QUERY, query, PyBUF_STRIDES)
-        get(&b, KEY, key, PyBUF_STRIDES)
-        get(&b, VALUE, value, PyBUF_STRIDES)
-        get(&b, ADDITIVE_V, v, PyBUF_STRIDES)
-        get(&b, EXPONENTIALS, exponentials, PyBUF_STRIDES)
-        get(&b, OUT, out, PyBUF_STRIDES | PyBUF_WRITABLE)
-        get(&b, WEIGHTS, weights, PyBUF_STRIDES | PyBUF_WRITABLE)
-        get(&b, MASK, mask, PyBUF_STRIDES)
-        get(&b, KEY_LENGTHS, lengths, PyBUF_STRIDES)
-        step_only = b.view[QUERY].ndim < b.view[KEY].ndim
-        p.dtype, p.num_threads = dtype, num_threads
-        p.batch, p.n_heads, p.n_kv_heads = length(&b.view[KEY], 3), heads, heads
-        p.n_q = 1 if step_only else length(&b.view[QUERY], 2)
-        p.n_kv = length(&b.view[KEY], 2)
-        p.d_qk = length(&b.view[KEY], 1) // heads
-        p.d_v = length(&b.view[VALUE], 1) // heads
-        p.query = rows_of(&b.view[QUERY], p.d_qk, step_only)
-        p.key = rows_of(&b.view[KEY], p.d_qk, False)
-        p.value = rows_of(&b.view[VALUE], p.d_v, False)
-        p.output = rows_of(&b.view[OUT], p.d_v, step_only)
-        if mask is not None:
-            p.mask.kind = ATTN_MASK_BOOL if m.itemsize == 1 else ATTN_MASK_ADD
-            p.mask.data = m.buf
-            p.mask.stride_batch, p.mask.stride_row = step(m, 3), step(m, 2)
-            p.mask.stride_col = step(m, 1)
-        p.key_lengths = <const int64_t *>b.view[KEY_LENGTHS].buf
-        p.weights = b.view[WEIGHTS].buf
-        a.v = b.view[ADDITIVE_V].buf
-        a.exponentials = b.view[EXPONENTIALS].buf
+        fill_additive(&a, &b, args)
         with nogil:
             status = attn_additive(&a, poll)
         finish(status)
     finally:
         release(&b)
+
+
+def explain_additive(*args):
+    cdef attn_additive_problem a
+    cdef buffers b
+    cdef attn_description d
+    memset(&a, 0, sizeof(a))
+    memset(&b, 0, sizeof(b))
+    try:
+        fill_additive(&a, &b, args)
+        attn_describe_additive(&a, &d)
+    finally:
+        release(&b)
+    return described(&d)
 
 
 def additive_keys(key, exponentials, int dtype, int num_threads):

@@ -3,10 +3,10 @@
 import numpy as np
 from numpy.typing import ArrayLike
 
-from . import config, problem_classic
+from . import config, problem_additive
 from ._core import additive as _additive
-from .outputs import ContextResult
-from .problem_classic import plain_step as _plain_step
+from .outputs import ContextResult, Problem
+from .problem_additive import plain_step as _plain_step
 from .projected import ProjectedKeys
 
 
@@ -121,7 +121,7 @@ def additive_attention(
         if arguments is not None:
             _additive(*arguments)
             return ContextResult(arguments[5], arguments[6])
-    call = problem_classic.additive(
+    call = problem_additive.additive(
         query,
         keys,
         W_a,
@@ -137,8 +137,7 @@ def additive_attention(
         out=out,
         threads=threads,
     )
-    _additive(*call.arguments)
-    return ContextResult(call.deliver(), call.weights)
+    return _result(call)
 
 
 def project_keys(
@@ -153,7 +152,7 @@ def project_keys(
     U_a : array_like, shape (d_attn, d_h), or None
         None: `keys` are projected already.
     num_threads : int, optional
-        Upper bound for this call; see `set_num_threads` for the default.
+        As in `additive_attention`.
 
     Returns
     -------
@@ -163,10 +162,8 @@ def project_keys(
 
     Raises
     ------
-    ValueError
-        A shape is wrong.
-    TypeError
-        An argument is of a wrong kind.
+    ValueError, TypeError, MemoryError
+        As `additive_attention`.
 
     Examples
     --------
@@ -176,7 +173,7 @@ def project_keys(
     >>> additive_attention(np.ones(5), prepared, np.ones((4, 5)), None, np.ones(4)).context
     array([1., 1.])
     """
-    return problem_classic.projected_keys(keys, U_a, config.resolve_threads(num_threads))
+    return problem_additive.projected_keys(keys, U_a, config.resolve_threads(num_threads))
 
 
 def concat_attention(
@@ -213,27 +210,29 @@ def concat_attention(
 
     Raises
     ------
-    ValueError
-        A shape or a value is wrong. Nothing has been written then.
-    TypeError
-        An argument is of a wrong kind.
+    ValueError, TypeError, MemoryError
+        As `additive_attention`.
 
     References
     ----------
-    Luong, Pham and Manning, "Effective Approaches to Attention-based Neural Machine Translation",
-    2015, equation 8.
+    Luong, Pham and Manning, 2015, equation 8, as `dot_attention` has it.
     """
-    W_a, U_a = problem_classic.split_matrix(query, keys, W_c)
-    return additive_attention(
+    call = problem_additive.concat(
         query,
         keys,
-        W_a,
-        U_a,
+        W_c,
         v,
         values,
         mask=mask,
         key_lengths=key_lengths,
         num_heads=num_heads,
         out=out,
-        num_threads=num_threads,
+        threads=config.resolve_threads(num_threads),
     )
+    return _result(call)
+
+
+def _result(call: Problem) -> ContextResult:
+    """Run a checked call."""
+    _additive(*call.arguments)
+    return ContextResult(call.deliver(), call.weights)

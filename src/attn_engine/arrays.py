@@ -38,8 +38,8 @@ def as_array(name: str, value: Any) -> np.ndarray:
         return _from_dlpack(name, value)
     try:
         return np.asarray(value)
-    except ValueError as error:
-        raise ValueError(f"{name}: cannot be read as an array; {error}") from error
+    except (ValueError, TypeError) as error:
+        raise type(error)(f"{name}: cannot be read as an array; {error}") from error
 
 
 def _from_dlpack(name: str, tensor: Any) -> np.ndarray:
@@ -63,7 +63,8 @@ def _from_dlpack(name: str, tensor: Any) -> np.ndarray:
     except (RuntimeError, ValueError, BufferError, TypeError) as error:
         kind = type(tensor).__name__
         raise TypeError(
-            f"{name}: this {kind} cannot be read ({error}); pass a dense one of a NumPy dtype"
+            f"{name}: this {kind} cannot be read ({error}); "
+            f"convert it to a dense one of a NumPy dtype, e.g. float32"
         ) from error
     array = np.asarray(buffer)
     return array.view(_bfloat16(name)) if dtype == "bfloat16" else array
@@ -96,6 +97,8 @@ def _way_out(name: str, dtype: np.dtype) -> str:
         return f"convert it, e.g. np.asarray({name}, dtype=np.float32)"
     if dtype.kind == "f":
         return f"convert it, e.g. {name}.astype(np.float64)"
+    if dtype.name.startswith(("float", "int", "uint")):  # of ml_dtypes: float8_e4m3fn, int4
+        return f"convert it, e.g. {name}.astype(np.float32)"
     if dtype.kind == "c":
         return "attention over complex numbers is not defined here"
     return "pass an array of numbers"

@@ -1,6 +1,6 @@
 """The ``attn-engine`` command.
 
-Exit codes: 0 all well, 1 a result was wrong or something failed, 2 a bad command line.
+Exit codes: 0 all well, 1 a result was wrong or something failed, 2 a bad command line or variable.
 """
 
 import argparse
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from . import get_num_threads, show_config
+from . import config, get_num_threads, show_config
 
 FORMULA_TOLERANCE = 1e-12  # the sentence is float64
 
@@ -27,6 +27,10 @@ class Parser(argparse.ArgumentParser):
 def main(arguments: list[str] | None = None) -> int:
     """Run a command line (without the program's name) and return its exit code."""
     options = make_parser().parse_args(arguments)
+    try:
+        config.check_environment()
+    except ValueError as error:
+        return fail(str(error), 2)
     try:
         return options.run(options)
     except BrokenPipeError:  # the reader of our output has gone: nothing left to tell
@@ -77,7 +81,8 @@ def run_demo(options: argparse.Namespace) -> int:
     steps = worked_sentence()
     print_sentence(steps)
     sys.stdout.flush()
-    with Team(CONTENDERS, options.threads or get_num_threads()) as team:
+    names = [name for name, contender in CONTENDERS.items() if contender.attention]
+    with Team(names, options.threads or get_num_threads()) as team:
         comparisons, left_out = sweep(team, quick=options.quick)
         print_sweep(team, comparisons, left_out)
         if options.json:
@@ -94,10 +99,10 @@ def run_demo(options: argparse.Namespace) -> int:
     return 0
 
 
-def fail(message: str) -> int:
+def fail(message: str, code: int = 1) -> int:
     """Say in one line what went wrong; the exit code for it."""
     print(f"attn-engine: error: {' '.join(message.split())}", file=sys.stderr)
-    return 1
+    return code
 
 
 def positive(text: str) -> int:

@@ -8,9 +8,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from . import _core, problem
+from . import _core
 from .options import check_threads
 
 _THREADS_VARIABLE = "ATTN_ENGINE_NUM_THREADS"
@@ -20,6 +19,15 @@ _ISA_VARIABLE = "ATTN_ENGINE_ISA"
 chosen_threads = 0
 _threads_from_environment = 0
 _isa_reason = "best supported"
+_fault = (
+    ""  # what is wrong with the environment: said by whatever is called first, not by an import
+)
+
+
+def check_environment() -> None:
+    """Raise ValueError if a variable holds what cannot be obeyed."""
+    if _fault:
+        raise ValueError(_fault)
 
 
 def set_num_threads(num_threads: int | None) -> None:
@@ -40,6 +48,7 @@ def set_num_threads(num_threads: int | None) -> None:
         It is not an integer.
     """
     global chosen_threads
+    check_environment()
     if num_threads is None:
         chosen_threads = _threads_from_environment
     else:
@@ -48,11 +57,14 @@ def set_num_threads(num_threads: int | None) -> None:
 
 def get_num_threads() -> int:
     """How many threads a call may use now that does not say so itself."""
+    check_environment()
     return chosen_threads or _core.default_threads()
 
 
 def resolve_threads(num_threads: Any) -> int:
     """A call's `num_threads`: its own, or the chosen one."""
+    if _fault:  # asked here too: this is on the way of the shortest calls
+        check_environment()
     return chosen_threads if num_threads is None else check_threads("num_threads", num_threads)
 
 
@@ -73,6 +85,7 @@ def set_isa(name: str | None) -> None:
         `name` is not a string.
     """
     global _isa_reason
+    check_environment()
     if name is None:
         _core.set_isa(_core.supported_isas()[-1])
         _isa_reason = "best supported"
@@ -83,6 +96,7 @@ def set_isa(name: str | None) -> None:
 
 def get_isa() -> str:
     """The instruction set tier of all later calls."""
+    check_environment()
     return _core.get_isa()
 
 
@@ -106,6 +120,7 @@ def show_config(mode: str = "stdout") -> dict[str, Any] | None:
     ValueError
         The mode is another one.
     """
+    check_environment()
     if mode not in ("stdout", "dicts"):
         raise ValueError(f'mode: got {mode!r}, expected "stdout" or "dicts"')
     build = _core.build_info()
@@ -135,52 +150,6 @@ def show_config(mode: str = "stdout") -> dict[str, Any] | None:
         return config
     print("\n".join(_as_lines(config)))
     return None
-
-
-def explain(
-    query: ArrayLike,
-    key: ArrayLike,
-    value: ArrayLike,
-    attn_mask: ArrayLike | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    *,
-    num_threads: int | None = None,
-    **options: Any,
-) -> dict[str, Any]:
-    """Say how `scaled_dot_product_attention` would run a call, without running it.
-
-    Parameters
-    ----------
-    query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, num_threads, **options
-        The arguments of the call.
-
-    Returns
-    -------
-    dict
-        The plan: which kernel and tier, how many threads and tasks, block sizes, key splits and
-        bytes of scratch space.
-
-    Raises
-    ------
-    ValueError, TypeError
-        As the call would.
-    """
-    call = problem.attention(
-        query,
-        key,
-        value,
-        attn_mask,
-        dropout_p,
-        is_causal,
-        scale,
-        enable_gqa,
-        threads=resolve_threads(num_threads),
-        **options,
-    )
-    return _core.explain(*call.arguments)
 
 
 def cpu_quota(root: Path = Path("/")) -> int:
@@ -271,12 +240,11 @@ def _as_text(value: list[str] | bool | int | str) -> str:
 
 def _apply_environment() -> None:
     """Read the variables once; an empty one counts as unset."""
-    global _threads_from_environment, _isa_reason
+    global _threads_from_environment, chosen_threads, _isa_reason
     if text := os.environ.get(_THREADS_VARIABLE):
         if not text.strip().isdecimal():
             raise ValueError(f"{_THREADS_VARIABLE}: got {text!r}, expected a whole number above 0")
-        _threads_from_environment = check_threads(_THREADS_VARIABLE, int(text))
-        set_num_threads(None)
+        chosen_threads = _threads_from_environment = check_threads(_THREADS_VARIABLE, int(text))
     if name := os.environ.get(_ISA_VARIABLE):
         _core.set_isa(_check_isa(_ISA_VARIABLE, name))
         _isa_reason = _ISA_VARIABLE
@@ -284,4 +252,7 @@ def _apply_environment() -> None:
 
 _quota = cpu_quota()
 _core.set_cpu_quota(_quota)
-_apply_environment()
+try:
+    _apply_environment()
+except ValueError as error:
+    _fault = str(error)

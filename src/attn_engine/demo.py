@@ -5,12 +5,11 @@ fast it is, is `demo_sweep`.
 """
 
 import math
-import os
-import sys
 
 import numpy as np
 
 from . import self_attention
+from .viz import to_text
 
 TOKENS = ("The", "student", "studies", "deep learning", "carefully")
 QUERY = TOKENS.index("studies")  # the token whose attention is followed in detail
@@ -27,9 +26,6 @@ W_K = np.eye(4)
 W_V = np.diag([1.0, 1.0, 3.0, 2.0])
 
 LABEL = 14  # columns for a token before its row
-BLOCKS, ASCII = " ░▒▓█", " .+*#"
-# from dark blue to yellow in the terminal's 256 colours
-RAMP = (17, 18, 19, 25, 31, 37, 43, 49, 84, 119, 154, 190, 226)
 
 
 def worked_sentence() -> dict:
@@ -81,7 +77,7 @@ def print_sentence(steps: dict) -> None:
     for rank, (token, weight) in enumerate(steps["ranking"], 1):
         print(f"  {rank}. {token:14}{weight:.2f}  {'#' * round(40 * weight)}")
     print("\nHeat map of the weights:")
-    print("\n".join(heat_map(steps["weights"], sys.stdout)))
+    print(to_text(steps["weights"], TOKENS))
     print(f"\nengine and formula differ by {steps['formula_difference']:.1e} at most\n")
 
 
@@ -96,36 +92,6 @@ def print_table(title: str, rows: np.ndarray, columns=TOKENS, *, total: bool = F
     print()
 
 
-def heat_map(weights: np.ndarray, stream) -> list[str]:
-    """The weights as lines of cells from dark to light: in colour on a terminal, else characters.
-
-    Colour is left out where NO_COLOR is set, and blocks where the stream cannot encode them.
-    """
-    widths = column_widths(TOKENS)
-    heads = "".join(f"{token:>{width}}" for token, width in zip(TOKENS, widths, strict=True))
-    lines = [" " * LABEL + heads]
-    colour = stream.isatty() and not os.environ.get("NO_COLOR")
-    characters = BLOCKS if can_encode(stream, BLOCKS) else ASCII
-    steps = RAMP if colour else characters
-    for token, row in zip(TOKENS, weights / weights.max(), strict=True):
-        line = f"{token:{LABEL}}"
-        for shade, width in zip(row, widths, strict=True):
-            step = steps[round(shade * (len(steps) - 1))]
-            cell = " " * (width - 2)
-            line += "  " + (f"\x1b[48;5;{step}m{cell}\x1b[0m" if colour else step * (width - 2))
-        lines.append(line)
-    return lines
-
-
 def column_widths(columns) -> list[int]:
     """Room for each head, or for a number."""
     return [max(len(head), 6) + 2 for head in columns]
-
-
-def can_encode(stream, text: str) -> bool:
-    """Whether the stream's encoding has these characters."""
-    try:
-        text.encode(stream.encoding or "ascii")
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -8,6 +8,7 @@ from numpy.typing import ArrayLike
 from . import config, problem
 from ._core import attend as _attend
 from ._core import softmax as _softmax
+from .outputs import weights_html
 from .problem import plain_attention as _plain_attention
 
 
@@ -17,6 +18,7 @@ class AttentionResult(NamedTuple):
     output: np.ndarray
     weights: np.ndarray | None
     lse: np.ndarray | None
+    _repr_html_ = weights_html
 
 
 class SelfAttentionResult(NamedTuple):
@@ -24,6 +26,7 @@ class SelfAttentionResult(NamedTuple):
 
     output: np.ndarray
     weights: np.ndarray
+    _repr_html_ = weights_html
 
 
 def scaled_dot_product_attention(
@@ -248,7 +251,7 @@ def softmax(
     out : ndarray, optional
         Where to write the result: the shape and dtype of `scores`, sharing no memory with it.
     num_threads : int, optional
-        Upper bound for this call; see `set_num_threads` for the default.
+        As in `scaled_dot_product_attention`.
 
     Returns
     -------

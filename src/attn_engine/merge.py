@@ -110,14 +110,19 @@ def _parts(outputs: Any, lses: Any, bshd: bool) -> tuple[list[np.ndarray], list[
         check_same_dtype(f"outputs[{i}]", output, "outputs[0]", first)
         if output.shape != first.shape:
             raise ValueError(
-                f"outputs[{i}]: shape {output.shape}, but outputs[0] has {first.shape}"
+                f"outputs[{i}]: shape {output.shape} but outputs[0] has {first.shape}; all parts "
+                f"are of the same queries, heads and d_v"
             )
         if native(lse.dtype) != compute:
             raise TypeError(
                 f"lses[{i}]: dtype {lse.dtype}, expected {compute} beside outputs of {first.dtype}"
             )
         if lse.shape != rows:
-            raise ValueError(f"lses[{i}]: shape {lse.shape}, expected {rows} as outputs say")
+            raise ValueError(
+                f"lses[{i}]: shape {lse.shape}, expected {rows}, (..., n_heads, n_q) of outputs "
+                f"{first.shape} in layout {'bshd' if bshd else 'bhsd'}; pass layout= as in the "
+                f"calls, or lse.squeeze(-1) for one with an axis of 1"
+            )
     if bshd and first.ndim > 2:
         outputs = [np.swapaxes(output, -2, -3) for output in outputs]
     return outputs, [lse.astype(compute, copy=False) for lse in lses]

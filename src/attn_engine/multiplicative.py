@@ -3,11 +3,10 @@
 import numpy as np
 from numpy.typing import ArrayLike
 
-from . import config, problem_classic
+from . import problem_classic
 from ._core import attend as _attend
-from .arrays import native
+from .config import resolve_threads
 from .outputs import ContextResult, Problem
-from .problem_classic import check_heads, multiplicative, project, states
 
 
 def dot_attention(
@@ -30,35 +29,21 @@ def dot_attention(
     Parameters
     ----------
     query : array_like, shape (d_s,), (T_dec, d_s), (batch, d_s) or (batch, T_dec, d_s)
-        Decoder states; one axis less than `keys` is one step. float16, bfloat16 (of ml_dtypes),
-        float32 or float64; all other arrays have the same dtype.
+        Decoder states; one axis less than `keys` is one step.
     keys : array_like, shape (T_enc, d_h) or (batch, T_enc, d_h)
         Encoder states; d_h is d_s.
-    values : array_like, shape (..., T_enc, d_v), optional
-        What the context is made of, `keys` by default.
-    mask : array_like, shape (T_enc,), (batch, T_enc) or (batch, T_dec, T_enc), optional
-        Boolean: True = attend. Floating: added to the scores; only -inf hides.
-    key_lengths : array_like of int, shape (batch,), optional
-        Keys from there on are padding (a single integer without a batch axis).
-    out : ndarray, optional
-        Where to write the context: its exact shape and dtype, sharing no memory with an input.
-    num_threads : int, optional
-        Upper bound for this call; see `set_num_threads` for the default.
+    values, mask, key_lengths, out, num_threads
+        As in `additive_attention`, dtypes too.
 
     Returns
     -------
-    context : ndarray, shape of `query` with d_v for d_s, in its dtype
+    context : ndarray, shape of `query` with d_v for d_s
     weights : ndarray, shape of `query` with T_enc for d_s
-        Each row sums to 1; padding has 0, and a row that sees no key is 0, in the context too.
 
     Raises
     ------
-    ValueError
-        A shape or a value is wrong. Nothing has been written then.
-    TypeError
-        An argument is of a wrong kind.
-    MemoryError
-        No memory for the result or for scratch space.
+    ValueError, TypeError, MemoryError
+        As `additive_attention`.
 
     References
     ----------
@@ -73,15 +58,16 @@ def dot_attention(
     >>> dot_attention([0.9, 0.1, 0.2], states).weights.round(3)
     array([0.464, 0.305, 0.231])
     """
-    threads = config.resolve_threads(num_threads)
-    s = states(query, keys, values)
-    d_s, d_h = s.query.shape[-1], s.keys.shape[-1]
-    if d_s != d_h:
-        raise ValueError(
-            f"query: d_s is {d_s} but keys have d_h {d_h} (query {s.query.shape}, keys "
-            f"{s.keys.shape}); use general_attention with a matrix W of shape ({d_s}, {d_h})"
-        )
-    return _result(multiplicative(s, s.query, 1, mask, key_lengths, out, threads), s)
+    call = problem_classic.dot(
+        query,
+        keys,
+        values,
+        mask=mask,
+        key_lengths=key_lengths,
+        out=out,
+        threads=resolve_threads(num_threads),
+    )
+    return _result(call)
 
 
 def general_attention(
@@ -118,29 +104,34 @@ def general_attention(
 
     Raises
     ------
-    ValueError
-        A shape or a value is wrong. Nothing has been written then.
-    TypeError
-        An argument is of a wrong kind.
-    MemoryError
-        No memory for the result or for scratch space.
+    ValueError, TypeError, MemoryError
+        As `additive_attention`.
+
+    Notes
+    -----
+    The projection is NumPy's product. For float16 and bfloat16 it stays in float32, and all is
+    rounded once at the end.
 
     References
     ----------
-    Luong, Pham and Manning, "Effective Approaches to Attention-based Neural Machine Translation",
-    2015, equation 8.
+    Luong, Pham and Manning, 2015, equation 8, as `dot_attention` has it.
     """
-    threads = config.resolve_threads(num_threads)
-    s = states(query, keys, values)
-    transposed = problem_classic.general_matrix(W, s)
-    heads = check_heads(num_heads, d_h=s.keys.shape[-1], d_v=s.values.shape[-1])
-    projected = project(s.query, transposed)
-    return _result(multiplicative(s, projected, heads, mask, key_lengths, out, threads), s)
+    call = problem_classic.general(
+        query,
+        keys,
+        W,
+        values,
+        mask=mask,
+        key_lengths=key_lengths,
+        num_heads=num_heads,
+        out=out,
+        threads=resolve_threads(num_threads),
+    )
+    return _result(call)
 
 
-def _result(call: Problem, s: problem_classic.States) -> ContextResult:
+def _result(call: Problem) -> ContextResult:
     """Run a checked call; results of 16-bit inputs are rounded if they were computed wider."""
     _attend(*call.arguments)
-    dtype = native(s.query.dtype)
-    context = call._replace(output=call.output.astype(dtype, copy=False)).deliver()
-    return ContextResult(context, call.weights.astype(dtype, copy=False))
+    context = call.deliver()
+    return ContextResult(context, call.weights.astype(context.dtype, copy=False))

@@ -86,11 +86,17 @@ def _check_real(name: str, value: Any, expected: str) -> float:
         return inf
 
 
+def check_share(name: str, value: Any) -> float:
+    """The share of the weights to drop."""
+    share = _check_real(name, value, "a real number, 0.0 to drop nothing")
+    if not 0 <= share < 1:
+        raise ValueError(f"{name}: got {_shown(value)}, expected at least 0 and less than 1")
+    return share
+
+
 def check_dropout(dropout_p: Any, dropout_seed: Any) -> tuple[float, int]:
     """The share of weights to drop, and the seed that decides which."""
-    share = _check_real("dropout_p", dropout_p, "a real number, 0.0 to drop nothing")
-    if not 0 <= share < 1:
-        raise ValueError(f"dropout_p: got {_shown(dropout_p)}, expected at least 0 and less than 1")
+    share = check_share("dropout_p", dropout_p)
     if dropout_seed is None:
         if share > 0:
             raise ValueError(
@@ -242,8 +248,11 @@ def check_limits(
     left, right = _window(window)
     if check_flag("is_causal", is_causal):
         right = 0
-    queries = n_q if query_lengths is None else _lengths("query_lengths", query_lengths, batch, n_q)
-    keys = n_kv if key_lengths is None else _lengths("key_lengths", key_lengths, batch, n_kv)
+    queries, keys = n_q, n_kv
+    if query_lengths is not None:
+        queries = check_lengths("query_lengths", query_lengths, batch, n_q, "n_q")
+    if key_lengths is not None:
+        keys = check_lengths("key_lengths", key_lengths, batch, n_kv, "n_kv")
     offset = _causal_offset(causal_offset, batch, keys - queries)
     return Limits(
         None if query_lengths is None else queries,
@@ -280,15 +289,14 @@ def _side(name: str, side: Any) -> int:
     return side if side < 2 * _LONGEST else UNBOUNDED
 
 
-def _lengths(name: str, value: Any, batch: Shape, n: int) -> np.ndarray:
-    """One length for each batch entry, flat."""
+def check_lengths(name: str, value: Any, batch: Shape, n: int, axis: str) -> np.ndarray:
+    """One length for each batch entry, flat; `axis` is the word for the one that n is the size of."""
     lengths = as_integers(name, value)
     if lengths.shape != batch:
         raise ValueError(
             f"{name}: shape {lengths.shape}, expected {batch}: one length for each batch entry"
             + ("" if batch else ", and without a batch axis a single integer")
         )
-    axis = "n_q" if name.startswith("query") else "n_kv"
     check_range(name, lengths, n, f" ({axis}); clip it")
     return lengths.astype(np.int64).reshape(-1)
 

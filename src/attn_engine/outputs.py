@@ -26,24 +26,35 @@ class Problem(NamedTuple):
         return self.spill
 
 
+def weights_html(result: Any) -> str | None:
+    """How a notebook shows a result that holds weights; None leaves it to the ordinary repr."""
+    if result.weights is None:
+        return None
+    from .viz.page import notebook_html
+
+    return notebook_html(result)
+
+
 class ContextResult(NamedTuple):
     """What the attentions of recurrent networks return."""
 
     context: np.ndarray
     weights: np.ndarray
+    _repr_html_ = weights_html
 
 
 def check_out(
-    out: Any, shape: Shape, dtype: np.dtype, inputs: dict[str, np.ndarray | None]
+    out: Any, shape: Shape, dtype: np.dtype, inputs: dict[str, np.ndarray | None], axes: str
 ) -> None:
-    """`out` can take the result, exactly, without touching an input."""
+    """`out` can take the result, exactly, without touching an input; `axes` are words for `shape`."""
     if out is None:
         return
     if not isinstance(out, np.ndarray) or isinstance(out, np.ma.MaskedArray):
         raise TypeError(f"out: got an object of type {type(out).__name__}, expected a NumPy array")
     if out.shape != shape:
         raise ValueError(
-            f"out: shape {out.shape}, expected {shape}; pass np.empty({shape}, {dtype.name!r})"
+            f"out: shape {out.shape}, expected {shape}, which is {axes}; "
+            f"pass np.empty({shape}, {dtype.name!r})"
         )
     if out.dtype != dtype:
         raise ValueError(

@@ -72,7 +72,8 @@ def packed_attention(
         int(n_q.max(initial=0)),
         int(n_kv.max(initial=0)),
     )
-    check_out(out, shape, dtype, {"query": query, "key": key, "value": value})
+    inputs = {"query": query, "key": key, "value": value}
+    check_out(out, shape, dtype, inputs, "(total_q, n_heads, d_v)")
 
     query, key, value = [raw(walkable(tensor)) for tensor in tensors]
     output, target, spill = destination(out, shape, dtype, shape)

@@ -151,7 +151,10 @@ def attention(
         *check_segments(segment_ids, batch, n_q, n_kv),
         *check_dropout(dropout_p, dropout_seed),
     )
-    check_out(out, shape, dtype, {"query": query, "key": key, "value": value, "attn_mask": mask})
+    inputs = {"query": query, "key": key, "value": value, "attn_mask": mask}
+    check_out(
+        out, shape, dtype, inputs, f"(..., {'n_q, n_heads' if bshd else 'n_heads, n_q'}, d_v)"
+    )
 
     # All is checked: now copies of what the core cannot read, and room for what it writes.
     query, key, value = [raw(walkable(flat(tensor, 3))) for tensor in tensors]
@@ -181,7 +184,7 @@ def softmax(scores: Any, mask: Any, lengths: Any, axis: Any, out: Any, threads: 
         )
     dtype, shape = native(scores.dtype), scores.shape
     mask = _mask("mask", mask, shape, tuple(f"axis {i}" for i in range(scores.ndim)))
-    check_out(out, shape, dtype, {"scores": scores, "mask": mask})
+    check_out(out, shape, dtype, {"scores": scores, "mask": mask}, "that of scores")
 
     moved = np.moveaxis(scores, axis, -1)
     *leading, n = moved.shape
@@ -221,7 +224,8 @@ def self_attention(
     n_kv_heads = n_heads if num_kv_heads is None else check_count("num_kv_heads", num_kv_heads)
     if n_heads % n_kv_heads:
         raise ValueError(
-            f"num_kv_heads: {n_kv_heads} does not divide num_heads, which is {n_heads}"
+            f"num_kv_heads: {n_kv_heads} does not divide num_heads, which is {n_heads}; "
+            f"pass a divisor of it, or None for as many"
         )
     rows, compute = x.shape[:-1], compute_type(x.dtype)
     left = x.astype(compute, copy=False)
@@ -235,7 +239,11 @@ def self_attention(
         tensors.append(room.reshape(*rows, heads, matrix.shape[1] // heads))
     d_q, d_k, d_v = (tensor.shape[-1] for tensor in tensors)
     if d_q != d_k:
-        raise ValueError(f"W_k: {n_kv_heads} heads of d_qk {d_k}, but W_q has {n_heads} of {d_q}")
+        raise ValueError(
+            f"W_k: {n_kv_heads} heads of d_qk {d_k}, but W_q has {n_heads} of {d_q} (W_q "
+            f"{np.shape(matrices[0])}, W_k {np.shape(matrices[1])}); W_k is (d_model, num_kv_heads "
+            f"* d_qk), {n_kv_heads * d_q} columns"
+        )
     if attn_mask is not None and n_heads == 1:
         attn_mask = as_mask("attn_mask", attn_mask)
         if attn_mask.ndim == x.ndim > 2:  # (..., n, n), like the weights of one head
@@ -253,7 +261,10 @@ def _projection(name: str, matrix: Any, x: np.ndarray, heads: int) -> np.ndarray
     matrix = as_floats(name, matrix)
     check_same_dtype(name, matrix, "x", x)
     if matrix.ndim != 2:
-        raise ValueError(f"{name}: shape {matrix.shape}, expected 2 axes (d_model, heads * d)")
+        raise ValueError(
+            f"{name}: shape {matrix.shape}, expected 2 axes (d_model, heads * d); "
+            f"reshape it, heads side by side"
+        )
     d_model, columns = matrix.shape
     if d_model != x.shape[-1]:
         advice = f"use {name}.T" if columns == x.shape[-1] else "project one of them"
@@ -262,7 +273,11 @@ def _projection(name: str, matrix: Any, x: np.ndarray, heads: int) -> np.ndarray
             f"(x {x.shape}, {name} {matrix.shape}); {advice}"
         )
     if columns % heads:
-        raise ValueError(f"{name}: {columns} columns do not split into {heads} heads")
+        count = "num_heads" if name == "W_q" else "num_kv_heads"
+        raise ValueError(
+            f"{name}: {columns} columns do not split into {heads} heads ({name} {matrix.shape} is "
+            f"(d_model, {count} * d)); pass a {count} that divides them"
+        )
     return matrix
 
 

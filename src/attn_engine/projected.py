@@ -4,6 +4,7 @@ import numpy as np
 
 from . import _core
 from .arrays import CODES, as_floats, compute_type, native
+from .config import resolve_threads
 
 
 class ProjectedKeys:
@@ -15,7 +16,7 @@ class ProjectedKeys:
 
     __slots__ = ("_exponentials", "_isa", "_keys", "_projected")
 
-    def __init__(self, keys: np.ndarray, projected: np.ndarray, threads: int = 0):
+    def __init__(self, keys: np.ndarray, projected: np.ndarray, threads: int | None = None):
         keys, projected = as_floats("keys", keys), as_floats("projected", projected)
         if keys.ndim not in (2, 3) or keys.shape[:-1] != projected.shape[:-1]:
             raise ValueError(
@@ -31,7 +32,7 @@ class ProjectedKeys:
         # A copy that nobody writes to: what is made from it must stay true.
         self._projected = np.array(projected, native(projected.dtype), order="C")
         self._projected.setflags(write=False)
-        self._prepare(threads)
+        self._prepare(resolve_threads(None) if threads is None else threads)
 
     def _prepare(self, threads: int) -> None:
         """The exponentials, in the layout and the range of the tier that is chosen now."""
@@ -56,8 +57,12 @@ class ProjectedKeys:
     def exponentials(self) -> np.ndarray:
         """Of `projected`, as the core reads them; made anew after a change of tier."""
         if self._isa != _core.get_isa():
-            self._prepare(0)
+            self._prepare(resolve_threads(None))
         return self._exponentials
+
+    def __array__(self, dtype=None, copy=None) -> np.ndarray:
+        """Not an array: functions that take any say so."""
+        raise TypeError("ProjectedKeys are for additive_attention; pass the states, its .keys")
 
     def __reduce__(self) -> tuple:
         """Pickles and copies prepare themselves where they wake up."""

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from .arrays import as_floats, as_integers, compute_type, native
-from .options import check_count, check_flag, check_range
+from .options import check_flag, check_integer, check_range
 from .outputs import check_out
 from .shapes import Shape
 
@@ -82,7 +82,7 @@ def rotary_embedding(
     half = _half(rotary_dim, x.shape[-1])
     dtype, compute = native(x.dtype), compute_type(x.dtype)
     positions = _check_tables(tables, position_ids, x.shape, half)
-    check_out(out, x.shape, dtype, {"x": x, **tables})
+    check_out(out, x.shape, dtype, {"x": x, **tables}, "that of x")
 
     cos, sin = (_rows(table, positions, x.ndim, compute) for table in tables.values())
     result = np.empty(x.shape, dtype) if out is None else out
@@ -104,10 +104,18 @@ def rotary_embedding(
 
 def _half(rotary_dim: Any, d: int) -> int:
     """How many pairs are rotated."""
-    count = d if rotary_dim is None else check_count("rotary_dim", rotary_dim)
-    if count > d or count % 2:
-        got = f"x: d is {d}" if rotary_dim is None else f"rotary_dim: got {count}"
-        raise ValueError(f"{got}, expected an even number up to d, which is {d}")
+    if rotary_dim is None:
+        if d % 2:
+            raise ValueError(
+                f"x: d is {d}, expected an even number; pass an even rotary_dim below it to leave "
+                f"the rest as it is"
+            )
+        return d // 2
+    count = check_integer("rotary_dim", rotary_dim, "an even number, or None for all")
+    if not 2 <= count <= d or count % 2:
+        raise ValueError(
+            f"rotary_dim: got {count}, expected an even number from 2 to d, which is {d}"
+        )
     return count // 2
 
 

@@ -80,11 +80,14 @@ def _mismatch(
             return f"{name}: {axis} is {got} but {other} has {axis} {expected} ({shapes})", advice
     if q.heads == k.heads:
         return None
+    message = (
+        f"key: n_kv_heads is {k.heads} but query has n_heads {q.heads} (query {query}, key {key}"
+    )
     divides = k.heads > 0 and q.heads % k.heads == 0
     if enable_gqa and divides:
         return None
     return (
-        f"key: n_kv_heads is {k.heads} but query has n_heads {q.heads} (query {query}, key {key})",
+        f"{message}, axes (..., {'n, heads' if bshd else 'heads, n'}, d))",
         f"pass enable_gqa=True to share each key head among {q.heads // k.heads} query heads"
         if divides
         else "n_heads must be n_kv_heads, or a multiple of it with enable_gqa=True",

@@ -56,10 +56,8 @@ def scaled_dot_product_attention_varlen(
         of the batch entry.
     return_lse : bool
         Also return the log of the sum of exponentials of each row's scores.
-    out : ndarray, optional
-        Where to write the output: its exact shape and dtype, sharing no memory with an input.
-    num_threads : int, optional
-        Upper bound for this call; see `set_num_threads` for the default.
+    out, num_threads
+        As in `scaled_dot_product_attention`.
 
     Returns
     -------

@@ -12,7 +12,8 @@ ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 class Case:
     """One problem: query (batch, n_heads, n_q, d), key and value (batch, n_kv_heads, n_kv, d).
 
-    At most one of the hiding fields is used, `window_left` together with `is_causal`.
+    At most one of the hiding fields is used, `window_left` together with `is_causal`. With `score`
+    or `layer` nothing is hidden and there is no axis of heads.
     """
 
     name: str
@@ -28,6 +29,9 @@ class Case:
     key_lengths: tuple[int, ...] | None = None  # one for each batch entry
     mask: str | None = None  # "float" (a bias) or "bool" (half hidden), (1, 1, n_q, n_kv)
     weights: bool = False  # output and weights are asked for
+    score: str | None = None  # of recurrent networks: "additive", "concat", "general" or "dot"
+    prepared: bool = False  # what can be done with additive keys alone has been done
+    layer: bool = False  # self-attention with its projections, of (batch, n, n_heads * d)
 
     @property
     def is_decode(self) -> bool:
@@ -44,7 +48,17 @@ class Case:
             pairs = self.batch * int(np.minimum(np.arange(1, self.n_q + 1), seen).sum())
         else:
             pairs = self.batch * self.n_q * self.n_kv
-        return 4 * self.n_heads * pairs * self.d
+        projected = {"concat": self.n_q + self.n_kv, "general": self.n_q}.get(self.score, 0)
+        projections = 2 * self.batch * projected * self.d**2
+        if self.layer:
+            projections = 8 * self.batch * self.n_q * (self.n_heads * self.d) ** 2
+        return 4 * self.n_heads * pairs * self.d + projections
+
+    @property
+    def tanhs(self) -> int:
+        """Hyperbolic tangents, which bound the cases that have any."""
+        pairs = self.batch * self.n_q * self.n_kv
+        return pairs * self.d if self.score in ("additive", "concat") else 0
 
     @property
     def kv_bytes(self) -> int:
@@ -57,6 +71,17 @@ class Case:
         """Bytes that must move at least: query, key, value and output once."""
         items = 2 * self.batch * self.n_heads * self.n_q * self.d
         return self.kv_bytes + items * ITEM_BYTES[self.dtype]
+
+
+def multihead(name: str, batch: int, n: int, n_heads: int, d: int, **more) -> Case:
+    """A case of a multi-head layer in self-attention."""
+    return Case(name, batch, n_heads, n_heads, n, n, d, layer=True, **more)
+
+
+def classic(name: str, batch: int, n_q: int, n_kv: int, d: int, **more) -> Case:
+    """A case of recurrent networks, which always return their weights."""
+    score = name.split("_")[0]
+    return Case(name, batch, 1, 1, n_q, n_kv, d, weights=True, score=score, **more)
 
 
 LENGTHS = (512, 400, 300, 256, 128, 100, 64, 32)
@@ -86,7 +111,22 @@ CASES = (
     Case("decode_4k_gqa4_bf16", 1, 32, 8, 1, 4096, 128, dtype="bfloat16"),
     Case("prefill_1k_d64_f64", 1, 8, 8, 1024, 1024, 64, dtype="float64"),
     Case("weights_512_d64", 1, 12, 12, 512, 512, 64, weights=True),
+    multihead("mha_8x128x768", 8, 128, 12, 64),
+    multihead("mha_weights_8x128x768", 8, 128, 12, 64, weights=True),
+    # batch, T_dec, T_enc and d_attn = d_s = d_h; query and keys of additive cases are projected
+    classic("additive_step_1x1x128_d256", 1, 1, 128, 256),
+    classic("additive_step_prepared_1x1x128_d256", 1, 1, 128, 256, prepared=True),
+    classic("additive_16x32x128_d256", 16, 32, 128, 256),
+    classic("additive_4x256x1024_d128", 4, 256, 1024, 128),
+    classic("additive_1x32x8192_d256", 1, 32, 8192, 256),
+    classic("concat_16x32x128_d256", 16, 32, 128, 256),
+    classic("general_16x32x128_d256", 16, 32, 128, 256),
+    classic("dot_16x32x128_d256", 16, 32, 128, 256),
 )
+
+
+class Unsupported(Exception):
+    """A library has no call for a case; the message says what it lacks."""
 
 
 class Inputs(NamedTuple):
@@ -95,8 +135,13 @@ class Inputs(NamedTuple):
     query: np.ndarray
     key: np.ndarray
     value: np.ndarray
-    attn_mask: np.ndarray | None
-    key_lengths: np.ndarray | None
+    attn_mask: np.ndarray | None = None
+    key_lengths: np.ndarray | None = None
+    matrix: np.ndarray | None = (
+        None  # W (d_s, d_h) of "general", W_c (d_attn, d_s + d_h) of "concat"
+    )
+    vector: np.ndarray | None = None  # v (d_attn,)
+    parameters: dict[str, np.ndarray] | None = None  # of a layer, under torch's names
 
 
 def make_inputs(case: Case) -> Inputs:
@@ -106,12 +151,33 @@ def make_inputs(case: Case) -> Inputs:
     """
     rng = np.random.default_rng(0)
     dtype = _numpy_dtype(case.dtype)
-    query_shape = (case.batch, case.n_heads, case.n_q, case.d)
-    kv_shape = (case.batch, case.n_kv_heads, case.n_kv, case.d)
-    query, key, value = (
-        rng.standard_normal(shape, np.float32).astype(dtype)
-        for shape in (query_shape, kv_shape, kv_shape)
-    )
+
+    def normal(*shape):
+        return rng.standard_normal(shape, np.float32).astype(dtype)
+
+    if case.layer:
+        x = normal(case.batch, case.n_q, case.n_heads * case.d)
+        size = x.shape[-1]
+        parameters = {
+            "in_proj_weight": normal(3 * size, size) * dtype.type(size**-0.5),
+            "in_proj_bias": normal(3 * size),
+            "out_proj.weight": normal(size, size) * dtype.type(size**-0.5),
+            "out_proj.bias": normal(size),
+        }
+        return Inputs(x, x, x, parameters=parameters)
+    heads, kv_heads = ((), ()) if case.score else ((case.n_heads,), (case.n_kv_heads,))
+    query = normal(case.batch, *heads, case.n_q, case.d)
+    key, value = (normal(case.batch, *kv_heads, case.n_kv, case.d) for _ in range(2))
+    if case.score:
+        columns = {"concat": 2 * case.d, "general": case.d}.get(case.score)
+        shrink = dtype.type(case.d**-0.5)  # scores of about 1, as trained ones have
+        return Inputs(
+            query if case.tanhs else query * shrink,
+            key,
+            value,
+            matrix=normal(case.d, columns) * shrink if columns else None,
+            vector=normal(case.d) * shrink if case.tanhs else None,
+        )
     mask_shape = (1, 1, case.n_q, case.n_kv)
     attn_mask = None
     if case.mask == "float":

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from .. import reference
+from .. import reference, reference_multihead
+from .. import reference_classic as classic
 from .cases import Case, Inputs
 
 # Largest error allowed, as a share of the largest right value; every contender must meet it.
@@ -16,11 +17,13 @@ def largest_error(case: Case, inputs: Inputs, result) -> float:
     `result` is the output, or (output, weights) where the case asks for weights; arrays of NumPy
     or torch. Raises ValueError where a shape is wrong.
     """
-    output_shape = (case.batch, case.n_heads, case.n_q, case.d)
-    shapes = [output_shape, (*output_shape[:3], case.n_kv)] if case.weights else [output_shape]
+    rows_shape = inputs.query.shape[:-1]
+    d = inputs.query.shape[-1]
+    shapes = [(*rows_shape, n) for n in ((d, case.n_kv) if case.weights else (d,))]
     parts = result if case.weights else [result]
     rows = sampled_rows(case)
-    wanted = [reference_row(case, inputs, *row) for row in rows]
+    answer = classic_row if case.score else layer_row if case.layer else reference_row
+    wanted = [answer(case, inputs, *row) for row in rows]
     errors = []
     for index, (part, shape) in enumerate(zip(parts, shapes, strict=True)):
         if tuple(part.shape) != shape:
@@ -32,10 +35,11 @@ def largest_error(case: Case, inputs: Inputs, result) -> float:
 
 
 def sampled_rows(case: Case) -> np.ndarray:
-    """(batch, head, query) of the first row, the last one and some between, the same every time."""
-    shape = (case.batch, case.n_heads, case.n_q)
-    between = np.random.default_rng(1).integers(0, shape, (SAMPLED, 3))
-    return np.vstack([np.zeros(3, int), np.array(shape) - 1, between])
+    """(batch, head, query), or without heads (batch, query): first, last and some between."""
+    heads = () if case.score or case.layer else (case.n_heads,)
+    shape = (case.batch, *heads, case.n_q)
+    between = np.random.default_rng(1).integers(0, shape, (SAMPLED, len(shape)))
+    return np.vstack([np.zeros_like(shape), np.array(shape) - 1, between])
 
 
 def reference_row(case: Case, inputs: Inputs, b: int, h: int, i: int):
@@ -52,6 +56,25 @@ def reference_row(case: Case, inputs: Inputs, b: int, h: int, i: int):
         key_lengths=None if inputs.key_lengths is None else inputs.key_lengths[b],
     )
     return row.output[0], row.weights[0]
+
+
+def classic_row(case: Case, inputs: Inputs, b: int, i: int):
+    """(context, weights) of decoder step i alone."""
+    query, key, value = inputs.query[b, i], inputs.key[b], inputs.value[b]
+    if case.score == "additive":
+        return classic.additive_attention(query, key, None, None, inputs.vector, value)
+    if case.score == "concat":
+        return classic.concat_attention(query, key, inputs.matrix, inputs.vector, value)
+    return classic.general_attention(query, key, inputs.matrix, value)
+
+
+def layer_row(case: Case, inputs: Inputs, b: int, i: int):
+    """(output, weights averaged over heads) of query i alone."""
+    query, key = inputs.query[b, i : i + 1], inputs.key[b]
+    output, weights = reference_multihead.multihead_attention(
+        inputs.parameters, query, key, key, case.n_heads
+    )
+    return output[0], weights.mean(0)[0]
 
 
 def _as_float64(row) -> np.ndarray:

@@ -2,7 +2,8 @@
 
 A contender is a function of (case, inputs, threads) that does all one-time work and returns a call
 without arguments: what is timed. The call returns the output (batch, n_heads, n_q, d), or
-(output, weights) where the case asks for weights, as arrays of NumPy or torch.
+(output, weights) where the case asks for weights, as arrays of NumPy or torch. Cases of recurrent
+networks and whole layers have functions of their own, in formulas.py and layers.py.
 """
 
 import importlib
@@ -12,21 +13,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .cases import Case, Inputs, dense_mask
+from . import formulas, layers
+from .cases import Case, Inputs, Unsupported, dense_mask
 
 ENGINE = "attn_engine"
 SCORE_BYTES = 1 << 30  # the largest array of scores that NumPy's formula may build
-
-
-class Unsupported(Exception):
-    """The library has no call for this case; the message says what it lacks."""
 
 
 def prepare_attn_engine(case: Case, inputs: Inputs, threads: int) -> Callable:
     """This package."""
     from .. import scaled_dot_product_attention
 
-    query, key, value, attn_mask, key_lengths = inputs
+    query, key, value, attn_mask, key_lengths = inputs[:5]
     options = {
         "is_causal": case.is_causal,
         "enable_gqa": case.n_heads != case.n_kv_heads,
@@ -77,7 +75,6 @@ def prepare_onnxruntime(case: Case, inputs: Inputs, threads: int) -> Callable:
         raise Unsupported("neither weights nor key lengths")
     if case.dtype not in ("float32", "float16"):
         raise Unsupported(f"no {case.dtype}")
-    import onnxruntime
     from onnx import helper
 
     is_causal, mask = case.is_causal, inputs.attn_mask
@@ -94,14 +91,7 @@ def prepare_onnxruntime(case: Case, inputs: Inputs, threads: int) -> Callable:
         [declare(name, kind(array.dtype), array.shape) for name, array in feed.items()],
         [declare("output", kind(inputs.query.dtype), inputs.query.shape)],
     )
-    opset = helper.make_opsetid("", 23)
-    model = helper.make_model(graph, opset_imports=[opset], ir_version=10)
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 3  # errors only
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    session = formulas.onnxruntime_session(graph, threads)
     return lambda: session.run(None, feed)[0]
 
 
@@ -119,9 +109,7 @@ def prepare_openvino(case: Case, inputs: Inputs, threads: int) -> Callable:
     arrays = [array for array in inputs[:4] if array is not None]
     parameters = [opset13.parameter(list(array.shape), np.float32) for array in arrays]
     node = opset13.scaled_dot_product_attention(*parameters, causal=case.is_causal)
-    settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32"}
-    model = openvino.Model([node], parameters)
-    request = openvino.Core().compile_model(model, "CPU", settings).create_infer_request()
+    request = formulas.openvino_request([node], parameters, threads)
     tensors = [openvino.Tensor(array) for array in arrays]
 
     def call():
@@ -135,7 +123,7 @@ def prepare_numpy(case: Case, inputs: Inputs, threads: int) -> Callable:
     """The formula in NumPy, in place; its BLAS takes its threads from the environment."""
     if case.dtype not in ("float32", "float64"):
         raise Unsupported(f"no {case.dtype}")
-    query, key, value, mask, _ = inputs
+    query, key, value, mask = inputs[:4]
     score_bytes = case.batch * case.n_heads * case.n_q * case.n_kv * query.itemsize
     if score_bytes > SCORE_BYTES:
         raise Unsupported(f"scores of {score_bytes >> 20} MiB")
@@ -173,18 +161,36 @@ def _torch_tensor(array: np.ndarray):
 
 @dataclass(frozen=True)
 class Contender:
-    """A library: what it needs installed (the first module has its version) and its set-up."""
+    """A library: what it needs installed (the first module has its version) and its set-ups."""
 
     modules: tuple[str, ...]
-    prepare: Callable[[Case, Inputs, int], Callable]
+    attention: Callable[[Case, Inputs, int], Callable] | None
+    classic: Callable[[Case, Inputs, int], Callable] | None
+    layer: Callable[[Case, Inputs, int], Callable] | None
+
+    def prepare(self, case: Case, inputs: Inputs, threads: int) -> Callable:
+        """The call to time."""
+        prepare = self.classic if case.score else self.layer if case.layer else self.attention
+        if prepare is None:
+            kind = f"{case.score} scores" if case.score else "layer" if case.layer else "attention"
+            raise Unsupported(f"no {kind}")
+        return prepare(case, inputs, threads)
 
 
 CONTENDERS = {
-    ENGINE: Contender(("attn_engine",), prepare_attn_engine),
-    "torch": Contender(("torch",), prepare_torch),
-    "onnxruntime": Contender(("onnxruntime", "onnx"), prepare_onnxruntime),
-    "openvino": Contender(("openvino",), prepare_openvino),
-    "numpy": Contender(("numpy",), prepare_numpy),
+    ENGINE: Contender(
+        ("attn_engine",),
+        prepare_attn_engine,
+        formulas.prepare_attn_engine,
+        layers.prepare_attn_engine,
+    ),
+    "torch": Contender(("torch",), prepare_torch, formulas.prepare_torch, layers.prepare_torch),
+    "torch.compile": Contender(("torch",), None, formulas.prepare_compiled, None),
+    "onnxruntime": Contender(
+        ("onnxruntime", "onnx"), prepare_onnxruntime, formulas.prepare_onnxruntime, None
+    ),
+    "openvino": Contender(("openvino",), prepare_openvino, formulas.prepare_openvino, None),
+    "numpy": Contender(("numpy",), prepare_numpy, formulas.prepare_numpy, layers.prepare_numpy),
 }
 
 
@@ -198,6 +204,6 @@ def find_contender(name: str) -> tuple[Contender, str]:
     else:
         module, _, function = name.partition(":")
         prepare = getattr(importlib.import_module(module), function)
-        contender = Contender((module,), prepare)
+        contender = Contender((module,), prepare, prepare, prepare)
     modules = [importlib.import_module(module) for module in contender.modules]
     return contender, str(getattr(modules[0], "__version__", "unknown"))

@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from .cases import Case, make_inputs
+from .cases import Case, Unsupported, make_inputs
 from .check import TOLERANCE, largest_error
-from .contenders import Contender, Unsupported, find_contender
+from .contenders import Contender, find_contender
 
 SHORTEST = 1e-4  # seconds that the clock measures well: faster calls are timed in bundles
 PRODUCT_N = 2048

@@ -1,0 +1,135 @@
+/* The two products of decode, which is bound by memory: rows are read once, whole, in the order they lie.
+ *
+ * A memory controller follows one run of addresses at full rate and several at a time at much less, so
+ * keys are taken one by one and values in rows as wide as the registers hold; what lies a little further
+ * on is asked for early. Every accumulator is one chain of fused multiply-adds in index order (see
+ * tiles.h), so no bit depends on how rows are grouped. */
+#ifndef ATTN_STREAM_H
+#define ATTN_STREAM_H
+
+#include "tiles.h"
+
+#define DOT_ROWS 4              /* query rows that share the keys they load */
+#define STREAM_DV (2 * TILE_DV) /* vectors of d_v in a value pass; half as many rows then */
+#define STREAM_KEYS 32          /* keys whose values stay in L1 while all rows pass over them */
+#define LINE (64 / (int64_t)sizeof(stored))
+
+/* How many elements ahead the row lies that is to be asked for already. */
+INLINE int64_t elements_ahead(int64_t bytes, int64_t d, int64_t stride) {
+    return max_i(4, bytes / (max_i(1, d) * (int64_t)sizeof(stored))) * stride;
+}
+
+/* out[r * out_stride + k] = q[r] . key k for LANES keys; those past the last of `n` repeat it.
+ * q is padded with zeros. fetch: the keys come from memory, not from a cache. */
+INLINE void dot_rows(const int rows, const bool fetch, const real *restrict q, int64_t q_stride,
+                     const stored *restrict keys, int64_t stride, int64_t n, const int64_t d,
+                     real *restrict out, int64_t out_stride) {
+    /* two keys share the loads of q: worth it once there are several */
+    const int step = rows > 1 && LANES > 1 ? 2 : 1;
+    const int64_t ahead = elements_ahead(rows > 1 ? 12288 : 8192, d, stride);
+    vec sum[DOT_ROWS][LANES];
+    for (int k0 = 0; k0 < LANES; k0 += step) {
+        const stored *key[2];
+        vec acc[DOT_ROWS][2];
+    UNROLL for (int k = 0; k < step; k++) {
+            key[k] = keys + min_i(k0 + k, n - 1) * stride;
+            if (fetch)
+                for (int64_t c = 0; c < d; c += LINE) v_prefetch(key[k] + ahead + c);
+            UNROLL for (int r = 0; r < rows; r++) acc[r][k] = v_zero();
+        }
+        for (int64_t c = 0; c < d; c += LANES) {
+            vec x[2];
+            UNROLL for (int k = 0; k < step; k++)
+                x[k] = c + LANES <= d ? v_load_stored(key[k] + c) : v_load_stored_part(key[k] + c, (int)(d - c));
+            UNROLL for (int r = 0; r < rows; r++) {
+                const vec y = v_load(q + r * q_stride + c);
+                UNROLL for (int k = 0; k < step; k++) acc[r][k] = v_fma(y, x[k], acc[r][k]);
+            }
+        }
+        UNROLL for (int r = 0; r < rows; r++)
+            UNROLL for (int k = 0; k < step; k++) sum[r][k0 + k] = acc[r][k];
+    }
+    UNROLL for (int r = 0; r < rows; r++) v_store(out + r * out_stride, v_sum_each(sum[r]));
+}
+
+/* The same for any number of rows: the first few fetch the keys, the others find them in L1. */
+static void dot_product(int64_t rows, const real *restrict q, int64_t q_stride, const stored *restrict keys,
+                        int64_t stride, int64_t n, int64_t d, real *restrict out, int64_t out_stride) {
+    for (int64_t r = 0, nr; r < rows; r += nr) {
+        nr = even_piece(rows - r, DOT_ROWS);
+        const real *qr = q + r * q_stride;
+        real *to = out + r * out_stride;
+        /* the commonest head sizes as constants: a quarter faster where keys lie in cache */
+#define DOTS_D(N, FETCH, D) dot_rows(N, FETCH, qr, q_stride, keys, stride, n, D, to, out_stride)
+#define DOTS(N, FETCH)                                                                         \
+    case 2 * (N) + (FETCH):                                                                    \
+        if (d == 64) DOTS_D(N, FETCH, 64);                                                     \
+        else if (d == 128) DOTS_D(N, FETCH, 128);                                              \
+        else DOTS_D(N, FETCH, d);                                                              \
+        break;
+        switch (2 * nr + (r == 0)) {
+            DOTS(1, true) DOTS(2, true) DOTS(3, true) DOTS(4, true)
+            DOTS(1, false) DOTS(2, false) DOTS(3, false) DOTS(4, false)
+        }
+#undef DOTS
+#undef DOTS_D
+    }
+}
+
+/* out[r][column ...] += sum over n keys of weight[r][j] * value[j][column ...], nv vectors of them;
+ * tail: columns in the last one. */
+INLINE void value_pass(const int rows, const int nv, const bool fetch, weight_tile w, const stored *restrict v,
+                       int64_t stride, int64_t ahead, int64_t n, int tail, real *restrict out,
+                       int64_t out_stride) {
+    vec acc[TILE_ROWS][STREAM_DV];
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int c = 0; c < nv; c++) acc[r][c] = v_load(out + r * out_stride + c * LANES);
+    for (int64_t j = 0; j < n; j++, v += stride)
+        UNROLL for (int c = 0; c < nv; c++) {
+            const vec x = c < nv - 1 || tail == LANES ? v_load_stored(v + c * LANES)
+                                                      : v_load_stored_part(v + c * LANES, tail);
+            if (fetch) v_prefetch(v + ahead + c * LANES);
+            UNROLL for (int r = 0; r < rows; r++)
+                acc[r][c] = v_fma(v_set1(w.data[r * w.row + j * w.key]), x, acc[r][c]);
+        }
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int c = 0; c < nv; c++) v_store(out + r * out_stride + c * LANES, acc[r][c]);
+}
+
+/* out += weights x n rows of values, for any number of rows and columns. out has padded rows. */
+static void value_stream(int64_t rows, int64_t d_v, weight_tile w, const stored *restrict v, int64_t stride,
+                         int64_t n, real *restrict out, int64_t out_stride) {
+    const int64_t vecs = (d_v + LANES - 1) / LANES, ahead = elements_ahead(8192, d_v, stride);
+    for (int64_t j = 0; j < n; j += STREAM_KEYS)
+        for (int64_t c = 0, nv; c < vecs; c += nv) {
+            nv = even_piece(vecs - c, STREAM_DV);
+            const int tail = (int)min_i(LANES, d_v - (c + nv - 1) * LANES);
+            const stored *from = v + j * stride + c * LANES;
+            const int64_t keys = min_i(STREAM_KEYS, n - j);
+            for (int64_t r = 0, nr; r < rows; r += nr) {
+                nr = even_piece(rows - r, nv > TILE_DV ? TILE_ROWS / 2 : TILE_ROWS);
+                const weight_tile wr = {w.data + r * w.row + j * w.key, w.row, w.key};
+                real *to = out + r * out_stride + c * LANES;
+                switch (16 * nr + nv) {
+#define PASS(R, N)                                                                             \
+    case 16 * (R) + (N):                                                                       \
+        if (r == 0) value_pass(R, N, true, wr, from, stride, ahead, keys, tail, to, out_stride);  \
+        else value_pass(R, N, false, wr, from, stride, ahead, keys, tail, to, out_stride);     \
+        break;
+#define NARROW(N) PASS(1, N) PASS(2, N) PASS(3, N) PASS(4, N) PASS(5, N) PASS(6, N)
+#define WIDE(N) PASS(1, N) PASS(2, N) PASS(3, N)
+                    NARROW(1) NARROW(2)
+#if TILE_DV == 2
+                    WIDE(3) WIDE(4)
+#else
+                    NARROW(3) NARROW(4) WIDE(5) WIDE(6) WIDE(7) WIDE(8)
+#endif
+#undef WIDE
+#undef NARROW
+#undef PASS
+                }
+            }
+        }
+}
+
+#endif

@@ -1,0 +1,253 @@
+"""Two checks before weights explain anything: shuffle them, and hide one key after the other."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ..arrays import as_floats, as_mask
+from ..shapes import check_broadcast
+from ..weights import check_weights
+from .summaries import normalized
+
+# What the output was and what it became, both (..., n_q, d_v), to how far it moved, (..., n_q)
+Distance = Callable[[np.ndarray, np.ndarray], np.ndarray]
+ROUNDING = 1e-12  # distances closer than this, relative to the largest value, are equal
+
+
+class Permutations(NamedTuple):
+    """What `permutation_test` returns."""
+
+    distances: np.ndarray
+    median: np.ndarray
+
+
+class Ablations(NamedTuple):
+    """What `ablation` returns."""
+
+    distances: np.ndarray
+    correlation: np.ndarray
+
+
+def total_variation(p: np.ndarray, q: np.ndarray) -> np.ndarray:
+    r"""Measure how far two distributions over the last axis are apart, 0 (equal) to 1.
+
+    .. math:: \mathrm{TVD}(p, q) = \frac{1}{2} \sum_c |p_c - q_c|
+
+    Parameters
+    ----------
+    p, q : ndarray, shape (..., n_classes)
+        Predictions, say.
+
+    Returns
+    -------
+    ndarray, shape (...)
+        Also the largest difference in the probability of any set of classes.
+
+    References
+    ----------
+    Jain and Wallace, "Attention is not Explanation", 2019, section 3.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from attn_engine.analysis import total_variation
+    >>> total_variation(np.array([1.0, 0.0]), np.array([0.5, 0.5])).item()
+    0.5
+    """
+    return np.abs(p - q).sum(-1) / 2
+
+
+def permutation_test(
+    weights: ArrayLike,
+    values: ArrayLike,
+    *,
+    mask: ArrayLike | None = None,
+    n_permutations: int = 100,
+    seed: int = 0,
+    distance: Distance | None = None,
+) -> Permutations:
+    r"""Shuffle the weights of each row among its keys, and measure how far the output moves.
+
+    .. math:: d_{pi} = \| \pi_p(w_i)\, V - w_i V \|
+
+    If it hardly moves, the same output comes out of other weights, and those that the network had
+    do not explain it.
+
+    Parameters
+    ----------
+    weights : array_like, shape (..., n_q, n_kv)
+        Rows sum to 1, or are 0 where no key is seen.
+    values : array_like, shape (..., n_kv, d_v)
+        With the axes in front of `weights`; nothing is broadcast.
+    mask : array_like of bool, broadcastable to the shape of `weights`, optional
+        True = attend, the mask the weights were made with (`key_lengths` and `is_causal` included).
+        Weights are shuffled among what a row sees; without a mask that is every key.
+    n_permutations : int
+        How often to shuffle, at least 1.
+    seed : int
+        Of the generator; the same seed gives the same permutations.
+    distance : callable, optional
+        Takes the output and what became of it, both (..., n_q, d_v), and returns how far apart they
+        are, (..., n_q). By default the Euclidean distance. The rest of a network goes in here:
+        ``lambda a, b: total_variation(softmax(a @ W), softmax(b @ W))`` compares predictions.
+
+    Returns
+    -------
+    distances : ndarray, shape (n_permutations, ..., n_q)
+        0 for rows that see one key or none.
+    median : ndarray, shape (..., n_q)
+        Over the permutations.
+
+    Raises
+    ------
+    ValueError
+        A row does not sum to 1, shapes do not match, or a key that `mask` hides has weight.
+    TypeError
+        An argument is of a wrong kind.
+
+    References
+    ----------
+    Jain and Wallace, "Attention is not Explanation", 2019, section 4.2.1 and algorithm 1. What the
+    test cannot show: Wiegreffe and Pinter, "Attention is not not Explanation", 2019.
+
+    Examples
+    --------
+    >>> from attn_engine.analysis import permutation_test
+    >>> weights = [[0.9, 0.1]]
+    >>> permutation_test(weights, [[5.0], [5.0]]).median  # the values are the same
+    array([0.])
+    >>> round(permutation_test(weights, [[0.0], [1.0]]).distances.max().item(), 3)
+    0.8
+    """
+    array, values, visible = _checked(weights, values, mask)
+    if n_permutations < 1:
+        raise ValueError(f"n_permutations: {n_permutations}, expected at least 1")
+    distance = _euclidean if distance is None else distance
+    generator = np.random.default_rng(seed)
+    output = array @ values
+    # Sorting random keys shuffles; hidden ones stay behind the visible in both orders.
+    last = np.where(visible, 0.0, 2.0)
+    targets = np.argsort(last, axis=-1, kind="stable")
+    distances = []
+    for _ in range(n_permutations):
+        sources = np.argsort(generator.random(array.shape) + last, axis=-1)
+        shuffled = np.empty_like(array)
+        np.put_along_axis(shuffled, targets, np.take_along_axis(array, sources, -1), -1)
+        distances.append(distance(output, shuffled @ values))
+    moved = np.stack(distances)
+    return Permutations(moved, np.median(moved, axis=0))
+
+
+def ablation(
+    weights: ArrayLike,
+    values: ArrayLike,
+    *,
+    mask: ArrayLike | None = None,
+    distance: Distance | None = None,
+) -> Ablations:
+    r"""Hide one key at a time, and see whether the output follows the weights.
+
+    .. math:: d_{ij} = \Big\| \frac{1}{1 - w_{ij}} \sum_{k \ne j} w_{ik} v_k - w_i V \Big\|
+
+    The other weights are scaled up to sum to 1, which is what the softmax gives if key j is masked.
+
+    Parameters
+    ----------
+    weights : array_like, shape (..., n_q, n_kv)
+    values : array_like, shape (..., n_kv, d_v)
+    mask : array_like of bool, optional
+    distance : callable, optional
+        All as in `permutation_test`.
+
+    Returns
+    -------
+    distances : ndarray, shape (..., n_q, n_kv)
+        How far the output of a query moves without a key; 0 for hidden keys.
+    correlation : ndarray, shape (..., n_q)
+        Kendall's tau-b between the weights of a row and its distances over what the row sees, from
+        -1 to 1. 1: the more weight, the further the output moves. NaN for a row in which all
+        weights or all distances are equal, or that sees fewer than two keys.
+
+    Raises
+    ------
+    ValueError
+        A row does not sum to 1, shapes do not match, or a key that `mask` hides has weight.
+    TypeError
+        An argument is of a wrong kind.
+
+    Notes
+    -----
+    A key that has all the weight leaves nothing when it is hidden: the output is 0 then. Only the
+    step from weights to output is judged, unless `distance` holds the rest of the network.
+
+    References
+    ----------
+    Jain and Wallace, "Attention is not Explanation", 2019, section 4.1 (leaving one out). Ties:
+    Kendall, "The Treatment of Ties in Ranking Problems", 1945.
+
+    Examples
+    --------
+    >>> from attn_engine.analysis import ablation
+    >>> moved = ablation([[0.6, 0.3, 0.1]], [[0.0], [0.0], [9.0]])
+    >>> moved.distances.round(2)  # the key with the least weight moves the output the most
+    array([[1.35, 0.39, 0.9 ]])
+    """
+    array, values, visible = _checked(weights, values, mask)
+    distance = _euclidean if distance is None else distance
+    output = array @ values
+    distances = np.zeros_like(array)
+    for j in range(array.shape[-1]):
+        others = array.copy()
+        others[..., j] = 0
+        distances[..., j] = distance(output, normalized(others) @ values)
+    distances[~visible] = 0
+    correlation = np.empty(array.shape[:-1])
+    noise = ROUNDING * np.abs(values).max(initial=0)
+    for row in np.ndindex(correlation.shape):
+        seen = visible[row]
+        correlation[row] = _kendall(array[row][seen], distances[row][seen], noise)
+    return Ablations(distances, correlation)
+
+
+def _checked(weights: Any, values: Any, mask: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Weights and values in float64, and what each row sees, in the shape of the weights."""
+    array = check_weights(weights)
+    values = as_floats("values", values).astype(np.float64)
+    expected = (*array.shape[:-2], array.shape[-1])
+    if values.ndim != array.ndim or values.shape[:-1] != expected:
+        raise ValueError(
+            f"values: shape {values.shape}, expected {expected} and d_v, since weights are "
+            f"{array.shape}; repeat key and value heads that several query heads share, "
+            f"np.repeat(values, n_heads // n_kv_heads, axis=-3)"
+        )
+    visible = np.broadcast_to(array.any(-1, keepdims=True), array.shape)
+    if mask is not None:
+        mask = as_mask("mask", mask)
+        if mask.dtype.kind != "b":
+            raise TypeError(f"mask: dtype {mask.dtype}, expected bool; of a bias pass mask > -inf")
+        check_broadcast("mask", mask.shape, "weights", array.shape, ("n_heads", "n_q", "n_kv"))
+        visible = visible & mask
+        if array[~visible].any():
+            where = tuple(np.argwhere((array > 0) & ~visible)[0].tolist())
+            raise ValueError(
+                f"mask: hides the key at {where}, but weights have {array[where]:.4g} there; pass "
+                f"the mask that the weights were made with, True = attend"
+            )
+    unseen = ~visible.any(-2)
+    return array, np.where(unseen[..., None], 0, values), visible  # 0 x NaN would reach the output
+
+
+def _euclidean(output: np.ndarray, changed: np.ndarray) -> np.ndarray:
+    """The distance of what comes out and what came out before."""
+    return np.linalg.norm(changed - output, axis=-1)
+
+
+def _kendall(a: np.ndarray, b: np.ndarray, noise: float) -> float:
+    """Kendall's tau-b: pairs in the same order less pairs in opposite order, ties left out."""
+    order_a = np.sign(np.subtract.outer(a, a))
+    order_b = np.subtract.outer(b, b)
+    order_b = np.sign(np.where(abs(order_b) <= noise, 0, order_b))
+    untied = np.sqrt(float(np.count_nonzero(order_a)) * np.count_nonzero(order_b))
+    return float((order_a * order_b).sum() / untied) if untied else np.nan

@@ -1,0 +1,75 @@
+"""How a call will run, without running it."""
+
+import inspect
+from typing import Any
+
+from . import _core, packed, problem, problem_additive, problem_classic
+from .additive import additive_attention, concat_attention
+from .config import resolve_threads
+from .dot_product import scaled_dot_product_attention
+from .multiplicative import dot_attention, general_attention
+from .varlen import scaled_dot_product_attention_varlen
+
+# Who checks a function's arguments and makes the core's of them, and who describes what comes out.
+_PLANS = {
+    scaled_dot_product_attention: (problem.attention, _core.explain),
+    scaled_dot_product_attention_varlen: (packed.packed_attention, _core.explain),
+    additive_attention: (problem_additive.additive, _core.explain_additive),
+    concat_attention: (problem_additive.concat, _core.explain_additive),
+    dot_attention: (problem_classic.dot, _core.explain),
+    general_attention: (problem_classic.general, _core.explain),
+}
+
+
+def explain(*arguments: Any, **options: Any) -> dict[str, Any]:
+    """Say how a call would run, without running it.
+
+    ``explain(query, key, value, ...)`` is about `scaled_dot_product_attention`; any other function
+    comes first: ``explain(additive_attention, query, keys, ...)``.
+
+    Parameters
+    ----------
+    *arguments, **options
+        The function, one of `scaled_dot_product_attention`, `scaled_dot_product_attention_varlen`,
+        `additive_attention`, `concat_attention`, `dot_attention` and `general_attention` (the first
+        one if there is none), and the arguments of the call.
+
+    Returns
+    -------
+    dict
+        kernel ("prefill", "decode" or "additive"), label (dtype and tier of its code), isa,
+        threads, tasks, block_q and block_kv (queries and keys of a block), key_blocks, splits and
+        split_kv (into how many parts of how many keys a head is split), scratch_bytes.
+
+    Raises
+    ------
+    ValueError, TypeError
+        As the call would; TypeError for a function without a plan.
+
+    Notes
+    -----
+    Products with `W_a`, `U_a`, `W_c` and `W`, which come before attention, are made.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from attn_engine import dot_attention, explain
+    >>> explain(np.ones((64, 8)), np.ones((64, 8)), np.ones((64, 8)))["kernel"]
+    'prefill'
+    >>> explain(dot_attention, np.ones(8), np.ones((64, 8)))["kernel"]
+    'decode'
+    """
+    function = scaled_dot_product_attention
+    if arguments and callable(arguments[0]):
+        function, *arguments = arguments
+    if function not in _PLANS:
+        names = ", ".join(known.__name__ for known in _PLANS)
+        raise TypeError(f"explain: no plan of {function!r}, expected one of {names}")
+    try:
+        call = inspect.signature(function).bind(*arguments, **options)
+    except TypeError as error:
+        raise TypeError(f"explain: {error} of {function.__name__}") from None
+    call.apply_defaults()
+    threads = resolve_threads(call.arguments.pop("num_threads"))
+    prepare, describe = _PLANS[function]
+    return describe(*prepare(**call.arguments, threads=threads).arguments)

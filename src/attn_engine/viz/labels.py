@@ -1,0 +1,120 @@
+"""What a picture is labelled with: tokens that belong to the weights, as text that can be shown."""
+
+import unicodedata
+from collections.abc import Sequence
+
+import numpy as np
+
+OPEN_BOX = "\u2423"  # a space at an end, which many tokenizers make
+CIRCLE = "\u25cc"  # what a mark sits on that has no letter before it
+# Characters without a shape of their own that must stay: they join letters, or keep them apart.
+JOINERS = "\u200c\u200d"
+WIDEST = 24  # columns of a label; a longer one is cut
+UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp")  # control, format, lone surrogate, line and paragraph ends
+
+
+def shown(token: str) -> str:
+    """A token on one line, with signs for what cannot be seen or would move its neighbours."""
+    inner = token.strip(" ")
+    left = len(token) - len(token.lstrip(" ")) if inner else len(token)
+    right = len(token) - left - len(inner)
+    text = "".join(map(_visible, inner))
+    if inner and (inner[0] in JOINERS or unicodedata.category(inner[0]).startswith("M")):
+        text = CIRCLE + text
+    return OPEN_BOX * left + text + OPEN_BOX * right or "(empty)"
+
+
+def _visible(character: str) -> str:
+    """A sign for a character without a shape; others as they are."""
+    code = ord(character)
+    if code < 0x20:
+        return chr(0x2400 + code)  # Unicode has a picture of each of these
+    if character in JOINERS or unicodedata.category(character) not in UNSEEN:
+        return character
+    return f"[U+{code:04X}]"
+
+
+def check_tokens(name: str, tokens: Sequence[str], axis: str, weights: np.ndarray) -> list[str]:
+    """One str for each entry of an axis of `weights`, "n_q" or "n_kv"."""
+    if isinstance(tokens, str):
+        raise TypeError(f"{name}: got one str, expected a sequence of them; pass list({name})")
+    listed = list(tokens)
+    for i, token in enumerate(listed):
+        if not isinstance(token, str):
+            raise TypeError(
+                f"{name}: entry {i} is of type {type(token).__name__}, expected str; "
+                f"pass [str(t) for t in {name}]"
+            )
+    n = weights.shape[-2 if axis == "n_q" else -1]
+    if len(listed) != n:
+        raise ValueError(
+            f"{name}: {len(listed)} tokens but weights have {axis} {n} (weights {weights.shape}); "
+            f"pass one for each, special tokens and padding included"
+        )
+    return listed
+
+
+def check_both_tokens(
+    name: str, tokens: Sequence[str], key_tokens: Sequence[str] | None, weights: np.ndarray
+) -> tuple[list[str], list[str]]:
+    """Tokens of the queries and of the keys, which are the same ones if no others are given."""
+    queries = check_tokens(name, tokens, "n_q", weights)
+    if key_tokens is not None:
+        return queries, check_tokens("key_tokens", key_tokens, "n_kv", weights)
+    if weights.shape[-1] != weights.shape[-2]:
+        raise ValueError(
+            f"key_tokens: needed, since weights have n_kv {weights.shape[-1]} but n_q "
+            f"{weights.shape[-2]} (weights {weights.shape}); pass one for each key"
+        )
+    return queries, queries
+
+
+def one_head(weights: np.ndarray, head: int | None) -> np.ndarray:
+    """(n_q, n_kv) of one head, or the mean of all heads."""
+    if weights.ndim > 3:
+        raise ValueError(
+            f"weights: shape {weights.shape}, expected (n_q, n_kv) or (n_heads, n_q, n_kv); "
+            f"pick an entry of the batch, e.g. weights[0]"
+        )
+    heads = weights.reshape(-1, *weights.shape[-2:])
+    if head is None:
+        return heads.mean(0)
+    if not -len(heads) <= head < len(heads):
+        raise ValueError(f"head: {head} but weights have n_heads {len(heads)}; count from 0")
+    return heads[head]
+
+
+def columns(text: str) -> int:
+    """How many columns a terminal uses: none for combining characters, two for wide ones."""
+    # Joined characters, an emoji of three people say, are drawn as one.
+    return sum(min(sum(map(_character_columns, cluster)), 2) for cluster in clusters(text))
+
+
+def _character_columns(character: str) -> int:
+    """Columns of one character, after glibc."""
+    if unicodedata.category(character) in ("Mn", "Me", "Cf") or "\u1160" <= character <= "\u11ff":
+        return 0  # the latter: Hangul vowels and finals, drawn into the syllable before them
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def clusters(text: str) -> list[str]:
+    """A text taken apart where it may be broken: marks stay with their letter."""
+    taken: list[str] = []
+    for character in text:
+        mark = _character_columns(character) == 0 or unicodedata.category(character) == "Mc"
+        if taken and (mark or taken[-1][-1] in JOINERS):
+            taken[-1] += character
+        else:
+            taken.append(character)
+    return taken
+
+
+def cut(text: str) -> str:
+    """A label that is not too wide."""
+    kept, used = "", 0
+    for cluster in clusters(text):
+        used += columns(cluster)
+        if used > WIDEST:
+            return kept + "…"
+        kept += cluster
+    return kept
