@@ -19,6 +19,7 @@
 #define ATTN_KERNELS(X, ...)                                                                       \
     X(prefill, __VA_ARGS__)                                                                        \
     X(decode, __VA_ARGS__)                                                                         \
-    X(softmax, __VA_ARGS__) X(additive, __VA_ARGS__) X(backward, __VA_ARGS__)
+    X(softmax, __VA_ARGS__) X(additive, __VA_ARGS__) X(backward, __VA_ARGS__)                        \
+    X(additive_backward, __VA_ARGS__)
 
 #endif

@@ -3,6 +3,16 @@
 from ._core import version as __version__
 from .additive import additive_attention, concat_attention, project_keys
 from .backward import AttentionGradients, scaled_dot_product_attention_backward
+from .classic_backward import (
+    AdditiveGradients,
+    ConcatGradients,
+    DotGradients,
+    GeneralGradients,
+    additive_attention_backward,
+    concat_attention_backward,
+    dot_attention_backward,
+    general_attention_backward,
+)
 from .config import get_isa, get_num_threads, set_isa, set_num_threads, show_config
 from .dot_product import (
     AttentionResult,
@@ -22,9 +32,13 @@ from .rotary import rotary_embedding
 from .varlen import scaled_dot_product_attention_varlen
 
 __all__ = [
+    "AdditiveGradients",
     "AttentionGradients",
     "AttentionResult",
+    "ConcatGradients",
     "ContextResult",
+    "DotGradients",
+    "GeneralGradients",
     "MergedAttention",
     "MultiheadAttention",
     "MultiheadResult",
@@ -32,10 +46,14 @@ __all__ = [
     "SelfAttentionResult",
     "__version__",
     "additive_attention",
+    "additive_attention_backward",
     "concat_attention",
+    "concat_attention_backward",
     "dot_attention",
+    "dot_attention_backward",
     "explain",
     "general_attention",
+    "general_attention_backward",
     "get_isa",
     "get_num_threads",
     "merge_attention",

@@ -11,7 +11,6 @@ from .outputs import flat
 from .shapes import Shape
 
 NAMES = ("query", "key", "value", "attn_mask", "sinks", "alibi_slopes")
-_EVERY_NAME = frozenset(NAMES)
 
 
 class Backward(NamedTuple):
@@ -45,7 +44,7 @@ def attention_backward(
     options: dict[str, Any],
 ) -> Backward:
     """`scaled_dot_product_attention_backward`'s arguments, checked; raises all that it documents."""
-    needs = _check_needs(needs)
+    needs = check_needs(needs, NAMES)
     names = ("query", "key", "value")
     tensors = tuple(as_array(name, x) for name, x in zip(names, tensors, strict=True))
     given = {name: _given(name, options[name]) for name in ("attn_mask", "sinks", "alibi_slopes")}
@@ -53,15 +52,15 @@ def attention_backward(
     query, shape = tensors[0], forward.output.shape
     dtype, compute = native(query.dtype), compute_type(query.dtype)
     _, n_kv, rows = _sizes(forward, query.ndim)
-    grad_output = _like_forward("grad_output", grad_output, shape, dtype, "the output")
-    output = _like_forward("output", output, shape, dtype, "the output")
-    lse = _like_forward("lse", lse, rows, compute, "lse, which return_lse=True returns")
+    grad_output = like_forward("grad_output", grad_output, shape, dtype, "the output")
+    output = like_forward("output", output, shape, dtype, "the output")
+    lse = like_forward("lse", lse, rows, compute, "lse, which return_lse=True returns")
     if grad_weights is not None:
-        grad_weights = _like_forward(
+        grad_weights = like_forward(
             "grad_weights", grad_weights, (*rows, n_kv), dtype, "the weights"
         )
     if grad_lse is not None:
-        grad_lse = _like_forward("grad_lse", grad_lse, rows, compute, "lse")
+        grad_lse = like_forward("grad_lse", grad_lse, rows, compute, "lse")
 
     # All is checked: now copies of what the core cannot read, and room for what it adds to.
     inputs = dict(zip(names, tensors, strict=True)) | {
@@ -85,16 +84,14 @@ def attention_backward(
     return Backward(arguments, gradients, dtypes, lse, row_sums)
 
 
-def _check_needs(needs: Any) -> frozenset[str]:
-    """Names of the gradients that are asked for."""
-    if needs is NAMES:
-        return _EVERY_NAME
+def check_needs(needs: Any, names: tuple[str, ...]) -> frozenset[str]:
+    """Names of the gradients that are asked for, of those there are."""
     if isinstance(needs, str) or not isinstance(needs, Iterable):
-        raise TypeError(f'needs: got {needs!r}, expected names in a tuple, e.g. ("query", "key")')
+        raise TypeError(f"needs: got {needs!r}, expected names in a tuple, e.g. {names[:2]}")
     needs = tuple(needs)
     for name in needs:
-        if name not in NAMES:
-            raise ValueError(f"needs: got {name!r}, expected names among {', '.join(NAMES)}")
+        if name not in names:
+            raise ValueError(f"needs: got {name!r}, expected names among {', '.join(names)}")
     return frozenset(needs)
 
 
@@ -114,7 +111,7 @@ def _sizes(forward: Any, rank: int) -> tuple[Shape, int, Shape]:
     return tuple(outer), key.shape[-3 if bshd else -2], rows if rank > 2 else rows[1:]
 
 
-def _like_forward(name: str, value: Any, shape: Shape, dtype: np.dtype, what: str) -> np.ndarray:
+def like_forward(name: str, value: Any, shape: Shape, dtype: np.dtype, what: str) -> np.ndarray:
     """An array of the shape and dtype that the forward returned, or would have."""
     if value is None:
         raise TypeError(f"{name}: got None, expected an array of shape {shape}, as {what}")
@@ -122,7 +119,7 @@ def _like_forward(name: str, value: Any, shape: Shape, dtype: np.dtype, what: st
     if array.shape != shape:
         raise ValueError(
             f"{name}: shape {array.shape}, expected {shape}, the shape of {what} "
-            f"for this query, key and value"
+            f"for these arguments"
         )
     if native(array.dtype) != dtype:
         raise TypeError(
