@@ -192,10 +192,10 @@ attn_plan attn_plan_additive_backward(const attn_additive_backward_problem *g) {
 
     attn_scratch *s = &plan.scratch;
     const int64_t scores = plan.rows * round_up_to(p->n_kv, KEY_GROUP);
-    s->queries = take(&s->reals, plan.rows * span);
+    s->queries = take(&s->reals, plan.rows * spans * span);
     s->keys = take(&s->reals, ADDITIVE_KEYS * span);
-    s->rows = take(&s->reals, plan.rows + ADDITIVE_KEYS);
-    s->output = take(&s->reals, (spans + 2) * span);
+    s->rows = take(&s->reals, ADDITIVE_KEYS + spans * (plan.rows + 1));
+    s->output = take(&s->reals, (2 * spans + 1) * span);
     s->scores = take(&s->reals, scores);
     s->gradients = take(&s->reals, scores);
     s->hidden = take(&s->reals, scores / plan.real_bytes + 1);

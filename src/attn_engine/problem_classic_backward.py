@@ -98,7 +98,8 @@ class ClassicBackward(NamedTuple):
         """Keys that are the values too have both gradients."""
         if self.inputs["values"] is not None or "keys" not in self.needs:
             return to_keys
-        return to_keys + self.gradients["values"]
+        values = self.gradients["values"]
+        return np.add(values, to_keys, out=values)
 
 
 def _rows(array: np.ndarray) -> np.ndarray:
