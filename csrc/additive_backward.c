@@ -55,39 +55,58 @@ static void load_weights(work *w) {
     }
 }
 
-/* One row of dC against the values of LANES keys from j on; past the end the last one again. */
-static vec value_products(const work *w, const stored *grad, int64_t j) {
-    const attn_tensor *value = &w->p->value;
-    const stored *rows[LANES];
-    vec sum[LANES];
-    for (int l = 0; l < LANES; l++) {
-        const int64_t last = min_i(j + l, w->p->n_kv - 1);
-        rows[l] = (const stored *)value->data + at(value, w->batch, w->head, last);
-    }
-    UNROLL for (int l = 0; l < LANES; l++) sum[l] = v_zero();
-    for (int64_t c = 0; c < w->p->d_v; c += LANES) {
-        const int n = (int)min_i(LANES, w->p->d_v - c);
-        const vec x = load_value(grad, c, true, n);
-        UNROLL for (int l = 0; l < LANES; l++)
-            sum[l] = v_fma(x, load_value(rows[l], c, true, n), sum[l]);
-    }
-    return v_sum_each(sum);
+/* dC of the block as reals, in dense rows. */
+static void load_grads(const work *w, real *grads) {
+    for (int64_t r = 0; r < w->rows; r++)
+        for (int64_t c = 0; c < w->p->d_v; c += LANES) {
+            const int n = (int)min_i(LANES, w->p->d_v - c);
+            v_store_part(grads + r * w->p->d_v + c, load_value(grad_row(w, r), c, true, n), n);
+        }
 }
 
-/* dS of the block. */
-static void score_gradients(work *w) {
+/* Values of n keys from j0 on as columns: element c of key j0 + j to [c * ADDITIVE_KEYS + j]. */
+static void transpose_values(const work *w, int64_t j0, int64_t n, real *to) {
+    const attn_tensor *value = &w->p->value;
+    const stored *values = (const stored *)value->data + at(value, w->batch, w->head, j0);
+    for (int64_t j = 0; j < n; j += LANES)
+        for (int64_t c = 0; c < w->p->d_v; c += LANES) {
+            const int columns = (int)min_i(LANES, w->p->d_v - c);
+            vec r[LANES];
+    UNROLL for (int l = 0; l < LANES; l++)
+                r[l] = j + l < n ? load_value(values + (j + l) * value->stride_row, c, true, columns)
+                                 : v_zero();
+            v_transpose(r);
+            for (int l = 0; l < columns; l++) v_store(to + (c + l) * ADDITIVE_KEYS + j, r[l]);
+        }
+}
+
+/* dP of the block, 0 where there is no weight. */
+static void weight_gradients(const work *w, real *grads, real *columns) {
     const stored *given = w->g->grad_weights;
-    for (int64_t j = 0; j < w->n; j += LANES)
-        for (int64_t r = 0; r < w->rows; r++) {
-            vec x = value_products(w, grad_row(w, r), j);
+    const weight_tile rows = {grads, w->p->d_v, 1};
+    const value_rows values = {columns, ADDITIVE_KEYS};
+    load_grads(w, grads);
+    for (int64_t j = 0; j < w->n; j += ADDITIVE_KEYS) {
+        const int64_t n = min_i(ADDITIVE_KEYS, w->n - j);
+        transpose_values(w, j, n, columns);
+        value_product(w->rows, n, false, rows, values, w->p->d_v, NULL, w->gradients + j, w->stride);
+    }
+    for (int64_t r = 0; r < w->rows; r++)
+        for (int64_t j = 0; j < w->n; j += LANES) {
+            real *to = w->gradients + r * w->stride + j;
+            const vec weight = v_load(w->weights + r * w->stride + j);
+            vec x = v_load(to);
             if (given) {
                 const int n = (int)min_i(LANES, w->p->n_kv - j);
                 x = v_add(x, v_load_stored_part(given + weights_row(w, r) + j, n));
             }
-            const vec weight = v_load(w->weights + r * w->stride + j);
-            x = v_select(v_eq(weight, v_zero()), v_zero(), x);
-            v_store(w->gradients + r * w->stride + j, x);
+            v_store(to, v_select(v_eq(weight, v_zero()), v_zero(), x));
         }
+}
+
+/* dS of the block. */
+static void score_gradients(work *w, real *grads, real *columns) {
+    weight_gradients(w, grads, columns);
     for (int64_t r = 0; r < w->rows; r++) {
         const real *weights = w->weights + r * w->stride;
         real *gradients = w->gradients + r * w->stride;
@@ -227,13 +246,14 @@ static void run(const attn_call *call, int64_t task, void *scratch, attn_watch *
     work w = work_of(call, task, scratch);
     const int64_t columns = round_up(w.p->d_qk, SPAN), rows = call->plan->rows;
     const room o = room_of(call->plan, columns, scratch);
+    real *grads = (real *)scratch + call->plan->scratch.values;
     const bool scores_wanted = g->query.data || g->key.data || g->v;
     for (w.i0 = 0; w.i0 < w.p->n_q; w.i0 += rows) {
         w.rows = min_i(rows, w.p->n_q - w.i0);
         load_weights(&w);
         if (g->value.data) value_gradients(&w);
         if (!scores_wanted) continue;
-        score_gradients(&w);
+        score_gradients(&w, grads, grads + rows * w.p->d_v);
         memset(w.v_sums, 0, (size_t)columns * sizeof(real));
         if (!(g->additive.v ? additive_gradients(&w, &o, watch) : product_gradients(&w, watch))) return;
         for (int64_t c = 0; c < w.c1 - w.c0; c++) o.v_totals[c] += w.v_sums[c];
