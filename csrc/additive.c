@@ -225,6 +225,7 @@ static void weigh_values(const additive *t, int64_t d_v_padded) {
             value_product(t->rows, p->d_v, true, w, values, n, alpha, t->output, d_v_padded);
             continue;
         }
+        if (!alpha) memset(t->output, 0, (size_t)(t->rows * d_v_padded) * sizeof *t->output);
         for (int64_t r = 0; r < t->rows; r++)
             value_row_guarded(t->hidden + r * t->stride + j0, 1, p->d_v, true,
                               (weight_tile){w.data + r * w.row, w.row, 1}, values, n, alpha,

@@ -171,15 +171,15 @@ static bool additive_gradients(const work *w, const room *o, attn_watch *watch) 
 /* ---- products ----------------------------------------------------------------------------------- */
 
 /* out[r][c] += sum of weight[r][j] * row[j][c]; what is hidden is passed over where rows are not finite. */
-static void add(const work *w, int64_t rows, weight_tile weights, const real *base, row_sums s, int64_t n) {
-    if (values_finite((value_rows){s.rows, s.stride}, n, s.d, true)) add_product(rows, weights, s, n);
-    else add_product_guarded(rows, w->hidden + (weights.data - base), weights, s, n);
+static void add(const work *w, int64_t rows, weight_tile weights, const real *base, row_product s, int64_t n) {
+    const bool finite = values_finite((value_rows){s.rows, s.stride}, n, s.d, true);
+    add_product(rows, finite ? NULL : w->hidden + (weights.data - base), weights, s, n);
 }
 
 static void value_gradients(const work *w) {
     const attn_tensor *to = &w->g->value;
     const weight_tile by_key = {w->weights, 1, w->stride};
-    const row_sums s = {grad_row(w, 0) + w->d0, w->g->grad_output.stride_row, w->d1 - w->d0,
+    const row_product s = {grad_row(w, 0) + w->d0, w->g->grad_output.stride_row, w->d1 - w->d0,
                         gradient_rows(w, to, 0, w->d0), to->stride_row};
     add(w, w->n, by_key, w->weights, s, w->rows);
 }
@@ -197,10 +197,10 @@ static bool product_gradients(const work *w, attn_watch *watch) {
         const stored *keys = (const stored *)p->key.data + at(&p->key, w->batch, w->head, j) + c0;
         const stored *queries =
             (const stored *)p->query.data + at(&p->query, w->batch, w->head, w->i0) + c0;
-        const row_sums to_query = {keys, p->key.stride_row, d,
+        const row_product to_query = {keys, p->key.stride_row, d,
                                    query->data ? gradient_rows(w, query, w->i0, c0) : NULL,
                                    query->stride_row};
-        const row_sums to_key = {queries, p->query.stride_row, d,
+        const row_product to_key = {queries, p->query.stride_row, d,
                                  key->data ? gradient_rows(w, key, j, c0) : NULL, key->stride_row};
         if (query->data) add(w, w->rows, by_query, w->gradients, to_query, n);
         if (key->data) add(w, n, by_key, w->gradients, to_key, w->rows);

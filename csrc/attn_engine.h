@@ -22,7 +22,9 @@
 typedef enum attn_isa { ATTN_ISAS(ATTN_ENUM) ATTN_ISA_COUNT } attn_isa;
 #undef ATTN_ENUM
 #define ATTN_ENUM(name, ...) ATTN_DTYPE_CODE_##name,
-typedef enum attn_dtype { ATTN_DTYPES(ATTN_ENUM, ) ATTN_DTYPE_COUNT } attn_dtype;
+typedef enum attn_dtype {
+    ATTN_DTYPES(ATTN_ENUM, ) ATTN_CACHE_DTYPES(ATTN_ENUM, ) ATTN_DTYPE_COUNT
+} attn_dtype;
 #undef ATTN_ENUM
 
 typedef enum attn_status { ATTN_OK, ATTN_NO_MEMORY, ATTN_INTERRUPTED } attn_status;
@@ -46,6 +48,18 @@ typedef struct attn_mask {
     const int64_t *batch_offsets; /* (batch,) in bytes, instead of stride_batch; or NULL */
 } attn_mask;
 
+/* A key/value cache: pages of page_size positions, one pool of them for keys and one for values. Position
+ * j of entry b lies in page pages[b, j / page_size] at j % page_size. In a page, per kv head, values are
+ * rows of d_v; keys are tiles of KEY_TILE, d_qk rows of KEY_TILE keys each, so that scores need no step
+ * across the lanes. An int8 number is worth itself times the scale of its position and head. */
+#define KEY_TILE 64
+typedef struct attn_cache {
+    int64_t page_size; /* a multiple of KEY_TILE */
+    const int64_t *pages;
+    int64_t pages_per_entry;
+    float *key_scales, *value_scales; /* int8: (pages, n_kv_heads, page_size); or NULL */
+} attn_cache;
+
 typedef struct attn_problem {
     attn_dtype dtype;
     int64_t batch, n_heads, n_kv_heads, n_q, n_kv, d_qk, d_v;
@@ -61,6 +75,7 @@ typedef struct attn_problem {
      * [key_starts[b], key_starts[b + 1]) of one long axis, lengths and stride_batch do not apply,
      * n_q and n_kv are the longest; or NULL */
     const int64_t *query_starts, *key_starts;
+    const attn_cache *cache; /* key.data and value.data are its pools; or NULL */
     const int64_t *query_segments,
         *key_segments;          /* (batch, n_q), (batch, n_kv): attend iff equal; or NULL */
     double softcap;             /* c > 0: scores become c tanh(score / c); 0 = none */
@@ -94,6 +109,17 @@ typedef struct attn_additive_problem {
      * head; or NULL */
     void *exponentials;
 } attn_additive_problem;
+
+/* Tokens to be added to a cache: entry b's rows [0, counts[b]) go to positions from starts[b] on. */
+typedef struct attn_append_problem {
+    attn_dtype dtype;
+    int64_t batch, n_kv_heads, d_qk, d_v;
+    attn_tensor key, value; /* of the compute type, last axis dense */
+    void *key_pool, *value_pool;
+    attn_cache cache;
+    const int64_t *starts, *counts; /* (batch,) */
+    int num_threads;
+} attn_append_problem;
 
 /* Gradients of attention, by recomputing its weights from lse. attention has the forward's arguments,
  * its output and its lse, which are read; its weights are NULL. Gradients are of the compute type,
@@ -132,6 +158,7 @@ typedef struct attn_description {
 } attn_description;
 
 attn_status attn_attend(const attn_problem *problem, int (*poll)(void));
+attn_status attn_append(const attn_append_problem *problem, int (*poll)(void));
 attn_status attn_softmax(const attn_softmax_problem *problem, int (*poll)(void));
 attn_status attn_additive(const attn_additive_problem *problem, int (*poll)(void));
 /* Fills exponentials from key; nothing but key's shape and place is read. */

@@ -18,8 +18,8 @@
  * Sources: Dao et al. 2022, algorithm 4 (tiles); Dao 2023, section 3 (D, lse). */
 #include "backward_tile.h"
 
-typedef struct
-    task_range { /* of batch entries, heads, rounds of BACKWARD_PANELS query blocks, key blocks */
+/* Of batch entries, heads, rounds of BACKWARD_PANELS query blocks, and key blocks. */
+typedef struct task_range {
     int wanted;
     int64_t b0, b1, h0, h1, q0, q1, k0, k1;
 } task_range;
@@ -167,7 +167,8 @@ static task_range range_of(const attn_backward_problem *g, const attn_plan *plan
         r.wanted = plan->parts_only ? TO_PARTS : TO_QUERIES | TO_ROWS;
         r.b0 = task / plan->q_blocks / p->n_heads, r.b1 = r.b0 + 1;
         r.h0 = task / plan->q_blocks % p->n_heads, r.h1 = r.h0 + 1;
-        r.q0 = plan->q_blocks - 1 - task % plan->q_blocks, r.q1 = r.q0 + 1; /* causal: the long ones first */
+        /* the last queries first: with a causal mask they are the long tasks */
+        r.q0 = plan->q_blocks - 1 - task % plan->q_blocks, r.q1 = r.q0 + 1;
         return r;
     }
     task -= plan->query_tasks;

@@ -154,6 +154,23 @@ static void add_to_parts(const work *w, panel *q, tile_view t, int first, int ve
     }
 }
 
+/* to[r][j] += tile[j][r] for lanes [r0, r1) and n keys. */
+static void add_transposed(const real *tile, int64_t r0, int64_t r1, int64_t n, real *restrict to,
+                           int64_t stride) {
+    for (int64_t lane = r0; lane < r1; lane += LANES)
+        for (int64_t j = 0; j < n; j += LANES) {
+            const int keys = (int)min_i(LANES, n - j);
+            vec x[LANES];
+            for (int k = 0; k < LANES; k++)
+                x[k] = k < keys ? v_load(tile + (j + k) * BLOCK_Q + lane) : v_zero();
+            v_transpose(x);
+            for (int l = 0; l < min_i(LANES, r1 - lane); l++) {
+                real *row = to + (lane + l) * stride + j;
+                v_store_part(row, v_add(v_load_part(row, keys), x[l]), keys);
+            }
+        }
+}
+
 /* Adds dS to the mask's gradient, summed along the axes where that has stride 0. */
 static void add_to_mask(const work *w, const block *b, tile_view t, int first, int vecs) {
     const attn_mask *m = &w->g->mask_strides;
@@ -168,6 +185,11 @@ static void add_to_mask(const work *w, const block *b, tile_view t, int first, i
                 sum = v_add(sum, v_load(w->gradients + j * BLOCK_Q + v * LANES));
             to[j * m->stride_col] += v_sum(sum);
         }
+        return;
+    }
+    if (m->stride_col == 1) {
+        add_transposed(w->gradients, first * LANES, r1, t.j1 - t.j0, to + b->i0 * m->stride_row,
+                       m->stride_row);
         return;
     }
     for (int64_t r = first * LANES; r < r1; r++) {
@@ -198,26 +220,24 @@ static void add_products(const work *w, const panel *q, tile_view t, int64_t r0,
         !(q->finite && values_finite((value_rows){keys, p->key.stride_row}, n, p->d_qk, true));
     const weight_tile weights = {kept + r0, BLOCK_Q, 1}, by_key = {w->gradients + r0, BLOCK_Q, 1};
     const weight_tile by_query = {w->gradients + r0, 1, BLOCK_Q};
-#define ADD(count, tile, sums, m)                                                                  \
-    if (guarded) add_product_guarded(count, b->hidden + r0, tile, sums, m);                        \
-    else add_product(count, tile, sums, m)
+    const uint8_t *hidden = guarded ? b->hidden + r0 : NULL;
     if (w->wanted & TO_KEYS && g->value.data) {
-        const row_sums s = {rows_of(&g->grad_output, b, b->head, i), g->grad_output.stride_row,
-                            p->d_v, gradient_rows(&g->value, b->batch, b->kv_head, t.j0),
-                            g->value.stride_row};
-        ADD(n, weights, s, rows);
+        const row_product s = {rows_of(&g->grad_output, b, b->head, i), g->grad_output.stride_row,
+                               p->d_v, gradient_rows(&g->value, b->batch, b->kv_head, t.j0),
+                               g->value.stride_row};
+        add_product(n, hidden, weights, s, rows);
     }
     if (w->wanted & TO_KEYS && g->key.data) {
-        const row_sums s = {rows_of(&p->query, b, b->head, i), p->query.stride_row, p->d_qk,
-                            gradient_rows(&g->key, b->batch, b->kv_head, t.j0), g->key.stride_row};
-        ADD(n, by_key, s, rows);
+        const row_product s = {rows_of(&p->query, b, b->head, i), p->query.stride_row, p->d_qk,
+                               gradient_rows(&g->key, b->batch, b->kv_head, t.j0),
+                               g->key.stride_row};
+        add_product(n, hidden, by_key, s, rows);
     }
     if (w->wanted & TO_QUERIES && g->query.data) {
-        const row_sums s = {keys, p->key.stride_row, p->d_qk,
-                            gradient_rows(&g->query, b->batch, b->head, i), g->query.stride_row};
-        ADD(rows, by_query, s, n);
+        const row_product s = {keys, p->key.stride_row, p->d_qk,
+                               gradient_rows(&g->query, b->batch, b->head, i), g->query.stride_row};
+        add_product(rows, hidden, by_query, s, n);
     }
-#undef ADD
 }
 
 static void run_tile(const work *w, panel *q, int64_t j0, int64_t j1) {

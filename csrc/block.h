@@ -9,6 +9,7 @@
 #include "dropout.h"
 #include "mask.h"
 #include "score.h"
+#include "cache.h"
 #include "tiles.h"
 
 typedef struct block { /* what a task works on */
@@ -98,7 +99,7 @@ static inline block block_of(const attn_call *call, int64_t task, real *scratch)
  * lanes are 0. */
 static void pack_panel(const block *b, const attn_tensor *t, int64_t d, real factor,
                        real *restrict panel) {
-    const stored *rows = (const stored *)t->data + at(t, b->batch, b->head, b->query_row + b->i0);
+    const io *rows = (const io *)t->data + at(t, b->batch, b->head, b->query_row + b->i0);
     for (int64_t i = 0; i < b->n; i++) /* all at once: read row by row, each would be waited for */
         for (int64_t c = 0; c < d; c += LANES) v_prefetch(rows + i * t->stride_row + c);
     for (int v = 0; v < b->vecs; v++) {
@@ -107,7 +108,7 @@ static void pack_panel(const block *b, const attn_tensor *t, int64_t d, real fac
             vec r[LANES];
     UNROLL for (int l = 0; l < LANES; l++) {
                 const int64_t i = v * LANES + l;
-                r[l] = i < b->n ? v_load_stored_part(rows + i * t->stride_row + c, columns) : v_zero();
+                r[l] = i < b->n ? v_load_io_part(rows + i * t->stride_row + c, columns) : v_zero();
             }
             v_transpose(r);
             for (int l = 0; l < columns; l++)
@@ -121,16 +122,56 @@ static void pack_queries(const block *b) { /* times scale log2(e) */
     pack_panel(b, &b->p->query, b->p->d_qk, factor, b->panel);
 }
 
+/* Where row j of keys or values lies; of a cache, of its values. */
+static const stored *row_at(const attn_tensor *t, const block *b, int64_t j) {
+    const attn_problem *p = b->p;
+    if (!p->cache) return (const stored *)t->data + at(t, b->batch, b->kv_head, b->key_row + j);
+    return (const stored *)t->data + cache_slot(p->cache, p->n_kv_heads, b->batch, b->kv_head, j) * p->d_v;
+}
+
+/* Values of an int8 cache are still to be multiplied with their scale. */
+static vec row_scale(const block *b, int64_t j) {
+#ifdef STORED_i8
+    return v_set1(b->p->cache->value_scales[cache_slot(b->p->cache, b->p->n_kv_heads, b->batch, b->kv_head, j)]);
+#else
+    (void)b, (void)j;
+    return v_set1(1);
+#endif
+}
+
 /* Keys or values [j0, j1) as dense reals, columns beyond d filled with 0. */
 static void copy_rows(const attn_tensor *t, const block *b, int64_t j0, int64_t j1, int64_t d,
                       int64_t stride, real *restrict to) {
     for (int64_t j = j0; j < j1; j++, to += stride) {
-        const stored *row = (const stored *)t->data + at(t, b->batch, b->kv_head, b->key_row + j);
+        const stored *row = row_at(t, b, j);
+        const vec scale = row_scale(b, j);
         for (int64_t c = 0; c < d; c += LANES) {
             const int n = (int)min_i(LANES, d - c);
-            v_store(to + c, n == LANES ? v_load_stored(row + c) : v_load_stored_part(row + c, n));
+            v_store(to + c, v_mul(n == LANES ? v_load_stored(row + c) : v_load_stored_part(row + c, n), scale));
         }
     }
+}
+
+/* A cache's keys [j0, j1) as dense rows; returns where key j0 is. The rows from j0's vector on are written,
+ * so `to` has room for whole vectors. */
+static inline const real *copy_tiles(const block *b, int64_t j0, int64_t j1, int64_t stride, real *restrict to) {
+    const attn_problem *p = b->p;
+    const int64_t first = j0 / LANES * LANES;
+    for (int64_t j = first; j < j1; j += LANES) {
+        const int64_t slot = cache_slot(p->cache, p->n_kv_heads, b->batch, b->kv_head, j);
+        const stored *keys = (const stored *)p->key.data + tile_index(slot, p->d_qk);
+        for (int64_t c = 0; c < p->d_qk; c += LANES) {
+            vec r[LANES];
+            for (int l = 0; l < LANES; l++)
+                r[l] = c + l < p->d_qk ? v_load_stored(keys + (c + l) * KEY_TILE) : v_zero();
+#ifdef STORED_i8
+            for (int l = 0; l < LANES; l++) r[l] = v_mul(r[l], v_load(p->cache->key_scales + slot));
+#endif
+            v_transpose(r);
+            for (int l = 0; l < LANES; l++) v_store(to + (j - first + l) * stride + c, r[l]);
+        }
+    }
+    return to + (j0 - first) * stride;
 }
 
 #endif

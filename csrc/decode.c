@@ -16,7 +16,7 @@
 #include "dropout.h"
 #include "mask.h"
 #include "score.h"
-#include "stream.h"
+#include "cache.h"
 
 /* One split of one kv head. */
 typedef struct split {
@@ -82,24 +82,36 @@ static void pack_rows(const split *s, real *restrict to) {
             memset(to, 0, (size_t)s->plan->d_qk_padded * sizeof *to);
             continue;
         }
-        const stored *q =
-            (const stored *)p->query.data + at(&p->query, s->batch, i.head, s->query_row + i.query);
+        const io *q =
+            (const io *)p->query.data + at(&p->query, s->batch, i.head, s->query_row + i.query);
         for (int64_t c = 0; c < p->d_qk; c += LANES)
-            v_store(to + c,
-                    v_mul(v_load_stored_part(q + c, (int)min_i(LANES, p->d_qk - c)), scale));
+            v_store(to + c, v_mul(v_load_io_part(q + c, (int)min_i(LANES, p->d_qk - c)), scale));
     }
 }
 
-/* Scores of all rows for keys [j0, j1); rows are SPLIT_KV apart. */
+/* Scores of all rows for keys [j0, j1); rows are SPLIT_KV apart. In a cache j0 begins a tile. */
 static void score_rows(const split *s, int64_t j0, int64_t j1, const real *queries,
                        real *restrict scores) {
     const attn_problem *p = s->p;
+    const int64_t rows = s->plan->rows, q_stride = s->plan->d_qk_padded;
+    if (p->cache) {
+        for (int64_t j = j0; j < j1; j += KEY_TILE) {
+            const int64_t slot = cache_slot(p->cache, p->n_kv_heads, s->batch, s->kv_head, j);
+            const stored *tile = (const stored *)p->key.data + tile_index(slot, p->d_qk);
+            tile_product(rows, queries, q_stride, tile, p->d_qk, scores + j - j0, SPLIT_KV);
+#ifdef STORED_i8
+            for (int64_t r = 0; r < rows; r++)
+                scale_each(scores + r * SPLIT_KV + j - j0, p->cache->key_scales + slot, KEY_TILE);
+#endif
+        }
+        return;
+    }
     const stored *keys =
         (const stored *)p->key.data + at(&p->key, s->batch, s->kv_head, s->key_row + j0);
     const int64_t stride = p->key.stride_row;
     for (int64_t j = 0; j < j1 - j0; j += LANES)
-        dot_product(s->plan->rows, queries, s->plan->d_qk_padded, keys + j * stride, stride,
-                    j1 - j0 - j, p->d_qk, scores + j, SPLIT_KV);
+        dot_product(rows, queries, q_stride, keys + j * stride, stride, j1 - j0 - j, p->d_qk,
+                    scores + j, SPLIT_KV);
 }
 
 /* Score function and masks on one row's scores of keys [from, j1) (scores start at key j0), -inf in
@@ -150,6 +162,54 @@ static void drop_weights(const split *s, row_index i, int64_t j0, int64_t n,
     for (int64_t j = 0; j < n; j++) weights[j] *= dropout_factor(&d, row, mix((uint32_t)(j0 + j)));
 }
 
+/* The values of keys from j on that lie one after the other, and in *n how many of at most *n they are. */
+static value_rows value_run(const split *s, int64_t j, int64_t *n) {
+    const attn_problem *p = s->p;
+    const stored *values = p->value.data;
+    if (!p->cache)
+        return (value_rows){values + at(&p->value, s->batch, s->kv_head, s->key_row + j),
+                            p->value.stride_row};
+    *n = cache_run(p->cache, j, *n);
+    return (value_rows){
+        values + cache_slot(p->cache, p->n_kv_heads, s->batch, s->kv_head, j) * p->d_v, p->d_v};
+}
+
+/* Weights of int8 values take over their scales. */
+static void scale_weights(const split *s, int64_t j0, int64_t j1, real *restrict weights) {
+#ifdef STORED_i8
+    for (int64_t j = j0, n; j < j1; j += n) {
+        n = cache_run(s->p->cache, j, j1 - j);
+        const int64_t slot = cache_slot(s->p->cache, s->p->n_kv_heads, s->batch, s->kv_head, j);
+        scale_each(weights + j - j0, s->p->cache->value_scales + slot, n);
+    }
+#else
+    (void)s, (void)j0, (void)j1, (void)weights;
+#endif
+}
+
+/* Weights @ values, the rows' outputs in their partials; hidden: bytes per row and key, or NULL. */
+static void weigh_values(const split *s, int64_t j0, int64_t j1, const real *weights,
+                         const uint8_t *hidden, real *partials) {
+    const attn_plan *plan = s->plan;
+    const int64_t d_v = s->p->d_v;
+    for (int64_t r = 0; r < plan->rows; r++)
+        memset(partials + r * plan->partial + 2, 0, (size_t)plan->d_v_padded * sizeof *partials);
+    for (int64_t j = j0, n; j < j1; j += n) {
+        n = j1 - j;
+        const value_rows values = value_run(s, j, &n);
+        const weight_tile w = {weights + j - j0, SPLIT_KV, 1};
+        if (!hidden || values_finite(values, n, d_v, true)) {
+            value_stream(plan->rows, d_v, w, values.data, values.stride, n, partials + 2,
+                         plan->partial);
+            continue;
+        }
+        for (int64_t r = 0; r < plan->rows; r++)
+            value_row_guarded(hidden + r * SPLIT_KV + j - j0, 1, d_v, true,
+                              (weight_tile){w.data + r * SPLIT_KV, SPLIT_KV, 1}, values, n, NULL,
+                              partials + r * plan->partial + 2);
+    }
+}
+
 static void attend_split(const attn_call *call, const split *s, int64_t j0, int64_t j1,
                          void *scratch, real *partials) {
     const attn_problem *p = s->p;
@@ -158,14 +218,10 @@ static void attend_split(const attn_call *call, const split *s, int64_t j0, int6
     real *const queries = (real *)scratch + plan->scratch.queries;
     real *const scores = (real *)scratch + plan->scratch.scores;
     uint8_t *const hidden = (uint8_t *)((real *)scratch + plan->scratch.hidden);
-    const value_rows values = {(const stored *)p->value.data +
-                                   at(&p->value, s->batch, s->kv_head, s->key_row + j0),
-                               p->value.stride_row};
     const bool masked = p->mask.kind != ATTN_MASK_NONE || p->query_segments ||
                         !band_full(&s->band, 0, s->band.n_q, j0, j1);
     const bool whole =
         masked || p->softcap != 0 || p->alibi_slopes; /* else only the end needs care */
-    const bool guarded = masked && !values_finite(values, n, p->d_v, true);
 
     pack_rows(s, queries);
     score_rows(s, j0, j1, queries, scores);
@@ -174,30 +230,23 @@ static void attend_split(const attn_call *call, const split *s, int64_t j0, int6
         real *x = scores + r * SPLIT_KV;
         finish_row(s, row_exists(s, r) ? i : (row_index){i.head, 0},
                    whole ? j0 : j1 - 1 - (n - 1) % LANES, j0, j1, x);
-        if (guarded)
+        if (masked)
             for (int64_t j = 0; j < n; j++) hidden[r * SPLIT_KV + j] = x[j] == -REAL_INF;
         softmax_row(x, n, &partials[r * plan->partial], &partials[r * plan->partial + 1]);
         if (p->weights) memcpy(kept_weights(call, s, r) + j0, x, (size_t)n * sizeof *x);
         drop_weights(s, i, j0, n, x);
+        scale_weights(s, j0, j1, x);
     }
-    if (!guarded) {
-        for (int64_t r = 0; r < plan->rows; r++)
-            memset(partials + r * plan->partial + 2, 0,
-                   (size_t)plan->d_v_padded * sizeof *partials);
-        value_stream(plan->rows, p->d_v, (weight_tile){scores, SPLIT_KV, 1}, values.data,
-                     values.stride, n, partials + 2, plan->partial);
-        return;
-    }
-    for (int64_t r = 0; r < plan->rows; r++)
-        value_row_guarded(hidden + r * SPLIT_KV, 1, p->d_v, true,
-                          (weight_tile){scores + r * SPLIT_KV, SPLIT_KV, 1}, values, n, NULL,
-                          partials + r * plan->partial + 2);
+    weigh_values(s, j0, j1, scores, masked ? hidden : NULL, partials);
 }
 
 static void run(const attn_call *call, int64_t task, void *scratch, attn_watch *watch) {
+    const attn_problem *p = call->problem;
     const attn_plan *plan = call->plan;
     const split s = split_of_task(call, task);
-    const int64_t j0 = max_i(s.index * SPLIT_KV, s.keys.begin);
+    /* a cache is read in whole tiles: what that adds in front is hidden */
+    const int64_t begin = p->cache ? s.keys.begin / KEY_TILE * KEY_TILE : s.keys.begin;
+    const int64_t j0 = max_i(s.index * SPLIT_KV, begin);
     const int64_t j1 = min_i((s.index + 1) * SPLIT_KV, s.keys.end);
     real *const partials = (real *)call->shared + task * plan->rows * plan->partial;
 
@@ -235,15 +284,14 @@ static void store_weights(const attn_call *call, const split *s, int64_t r, real
     const row_index i = row_of(s, r);
     const key_range keys = l == 0 ? (key_range){0, 0} : s->keys;
     const real *kept = kept_weights(call, s, r);
-    stored *row =
-        (stored *)p->weights + ((s->batch * p->n_heads + i.head) * p->n_q + i.query) * p->n_kv;
+    io *row = (io *)p->weights + ((s->batch * p->n_heads + i.head) * p->n_q + i.query) * p->n_kv;
     fill_hidden(row, keys.begin, l);
     fill_hidden(row + keys.end, p->n_kv - keys.end, l);
     for (int64_t j = keys.begin, n; j < keys.end; j += n) {
         n = min_i(LANES, min_i(round_up(j + 1, SPLIT_KV), keys.end) - j);
         const vec top = v_set1(split_max[j / SPLIT_KV]), reference = v_reference_max(v_set1(m));
         const vec factor = v_div(v_exp2(v_sub(top, reference)), v_set1(l));
-        v_store_stored_part(row + j, v_mul(v_load_part(kept + j, (int)n), factor), (int)n);
+        v_store_io_part(row + j, v_mul(v_load_part(kept + j, (int)n), factor), (int)n);
     }
 }
 
@@ -272,7 +320,7 @@ static void merge_row(const attn_call *call, const split *s, int64_t r) {
     }
     const real l = i.query < s->band.n_q ? first[1] : 0;
     const int64_t row = s->query_row + i.query;
-    store_output((stored *)p->output.data + at(&p->output, s->batch, i.head, row), first + 2, l,
+    store_output((io *)p->output.data + at(&p->output, s->batch, i.head, row), first + 2, l,
                  p->d_v);
     if (p->lse) ((real *)p->lse)[lse_index(p, s->batch, i.head, row)] = lse_of(first[0], l);
     if (p->weights) store_weights(call, s, r, first[0], l, split_max);

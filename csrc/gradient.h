@@ -27,16 +27,16 @@ INLINE void row_products(const real *panel, int vecs, const real *rows, int64_t 
 }
 
 /* Rows in storage type, and reals to add to; d columns each. */
-typedef struct row_sums {
+typedef struct row_product {
     const stored *rows;
     int64_t stride, d;
     real *out;
     int64_t out_stride;
-} row_sums;
+} row_product;
 
 /* out[r][c] += sum over n of weight[r][j] * row[j][c], `rows` x `nv` vectors from `column` on; tail:
  * columns in the last vector. */
-INLINE void add_tile(const int rows, const int nv, weight_tile w, const row_sums *s, int64_t n,
+INLINE void add_tile(const int rows, const int nv, weight_tile w, const row_product *s, int64_t n,
                      int64_t column, int tail) {
     vec acc[TILE_ROWS][TILE_DV];
     const stored *row = s->rows + column;
@@ -62,8 +62,30 @@ INLINE void add_tile(const int rows, const int nv, weight_tile w, const row_sums
     }
 }
 
-/* The same for any number of rows and columns, cut into register tiles. */
-static void add_product(int64_t rows, weight_tile w, row_sums s, int64_t n) {
+/* The same for any size, passing over what is hidden, where 0 x NaN would be NaN: element [r][j] of hidden
+ * lies where weight [r][j] does. The chains are the same, and so are the bits. */
+static void add_product_guarded(int64_t rows, const uint8_t *hidden, weight_tile w, row_product s,
+                                int64_t n) {
+    for (int64_t r = 0; r < rows; r++, s.out += s.out_stride, hidden += w.row, w.data += w.row) {
+        for (int64_t c = 0; c < s.d; c += LANES) {
+            const int lanes = (int)min_i(LANES, s.d - c);
+            vec acc = v_zero();
+            for (int64_t j = 0; j < n; j++) {
+                if (hidden[j * w.key]) continue;
+                const vec x = load_value(s.rows + j * s.stride, c, true, lanes);
+                acc = v_fma(v_set1(w.data[j * w.key]), x, acc);
+            }
+            v_store_part(s.out + c, v_add(v_load_part(s.out + c, lanes), acc), lanes);
+        }
+    }
+}
+
+/* The same for any size, cut into register tiles. hidden: what to pass over, NULL if nothing. */
+static void add_product(int64_t rows, const uint8_t *hidden, weight_tile w, row_product s, int64_t n) {
+    if (hidden) {
+        add_product_guarded(rows, hidden, w, s, n);
+        return;
+    }
     const int64_t vecs = (s.d + LANES - 1) / LANES;
     const int last = s.d % LANES ? (int)(s.d % LANES) : LANES;
     for (int64_t r = 0, nr; r < rows; r += nr, s.out += nr * s.out_stride) {
@@ -85,24 +107,6 @@ static void add_product(int64_t rows, weight_tile w, row_sums s, int64_t n) {
             }
 #undef TILES
 #undef TILE
-        }
-    }
-}
-
-/* add_product that passes over what is hidden, where 0 x NaN would be NaN: element [r][j] of hidden lies
- * where weight [r][j] does. The chains are the same, and so are the bits. */
-static void add_product_guarded(int64_t rows, const uint8_t *hidden, weight_tile w, row_sums s,
-                                int64_t n) {
-    for (int64_t r = 0; r < rows; r++, s.out += s.out_stride, hidden += w.row, w.data += w.row) {
-        for (int64_t c = 0; c < s.d; c += LANES) {
-            const int lanes = (int)min_i(LANES, s.d - c);
-            vec acc = v_zero();
-            for (int64_t j = 0; j < n; j++) {
-                if (hidden[j * w.key]) continue;
-                const vec x = load_value(s.rows + j * s.stride, c, true, lanes);
-                acc = v_fma(v_set1(w.data[j * w.key]), x, acc);
-            }
-            v_store_part(s.out + c, v_add(v_load_part(s.out + c, lanes), acc), lanes);
         }
     }
 }

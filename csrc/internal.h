@@ -118,6 +118,7 @@ int attn_real_bytes(attn_dtype dtype);
 int attn_stored_bytes(attn_dtype dtype);
 
 attn_plan attn_plan_attend(const attn_problem *problem, bool decode);
+attn_plan attn_plan_append(const attn_append_problem *problem);
 attn_plan attn_plan_softmax(const attn_softmax_problem *problem);
 attn_plan attn_plan_additive(const attn_additive_problem *problem);
 attn_plan attn_plan_additive_keys(const attn_additive_problem *problem);

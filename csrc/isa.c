@@ -23,12 +23,14 @@ static bool cpu_has_avx512(void) {
 
 #define DECLARE(kernel, dtype, isa) extern const attn_kernel attn_##kernel##_##dtype##_##isa;
 #define DECLARE_SET(dtype, stored, computed, isa) ATTN_KERNELS(DECLARE, dtype, isa)
-#define DECLARE_TIER(isa) ATTN_DTYPES(DECLARE_SET, isa)
+#define DECLARE_CACHE_SET(dtype, stored, computed, isa) ATTN_CACHE_KERNELS(DECLARE, dtype, isa)
+#define DECLARE_TIER(isa) ATTN_DTYPES(DECLARE_SET, isa) ATTN_CACHE_DTYPES(DECLARE_CACHE_SET, isa)
 ATTN_ISAS(DECLARE_TIER)
 
 #define SLOT(kernel, dtype, isa) .kernel = &attn_##kernel##_##dtype##_##isa,
 #define SET(dtype, stored, computed, isa) {ATTN_KERNELS(SLOT, dtype, isa)},
-#define TIER(isa) {ATTN_DTYPES(SET, isa)},
+#define CACHE_SET(dtype, stored, computed, isa) {ATTN_CACHE_KERNELS(SLOT, dtype, isa)},
+#define TIER(isa) {ATTN_DTYPES(SET, isa) ATTN_CACHE_DTYPES(CACHE_SET, isa)},
 static const attn_kernel_set registry[ATTN_ISA_COUNT][ATTN_DTYPE_COUNT] = {ATTN_ISAS(TIER)};
 
 #define ISA_NAME(isa) #isa,
@@ -37,9 +39,10 @@ static const attn_kernel_set registry[ATTN_ISA_COUNT][ATTN_DTYPE_COUNT] = {ATTN_
 #define STORED_BYTES(dtype, stored, ...) stored,
 #define CPU_HAS(isa) cpu_has_##isa,
 static const char *const isa_names[] = {ATTN_ISAS(ISA_NAME)};
-static const char *const dtype_names[] = {ATTN_DTYPES(DTYPE_NAME, )};
-static const int real_bytes[] = {ATTN_DTYPES(REAL_BYTES, )};
-static const int stored_bytes[] = {ATTN_DTYPES(STORED_BYTES, )};
+static const char *const dtype_names[] = {ATTN_DTYPES(DTYPE_NAME, )
+                                              ATTN_CACHE_DTYPES(DTYPE_NAME, )};
+static const int real_bytes[] = {ATTN_DTYPES(REAL_BYTES, ) ATTN_CACHE_DTYPES(REAL_BYTES, )};
+static const int stored_bytes[] = {ATTN_DTYPES(STORED_BYTES, ) ATTN_CACHE_DTYPES(STORED_BYTES, )};
 static bool (*const cpu_has[])(void) = {ATTN_ISAS(CPU_HAS)};
 
 static atomic_int chosen = -1; /* -1: the best supported tier */

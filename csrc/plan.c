@@ -11,6 +11,7 @@
 #define PREFILL_GRAIN 2000000
 #define DECODE_GRAIN 200000
 #define SOFTMAX_GRAIN 40000
+#define APPEND_GRAIN 60000    /* elements stored */
 #define ADDITIVE_GRAIN 200000 /* hyperbolic tangents */
 #define KEYS_GRAIN 60000      /* exponentials of keys */
 
@@ -59,9 +60,11 @@ static void plan_prefill(const attn_problem *p, attn_plan *plan) {
                                      : (p->n_q + block_q - 1) / block_q;
     plan->block_kv =
         larger(32, smaller(128, KEY_BLOCK_REALS / larger(1, larger(p->d_qk, p->d_v)) / 8 * 8));
+    if (p->cache)
+        plan->block_kv = larger(16, plan->block_kv / 16 * 16); /* whole vectors of a tile */
     plan->key_blocks = (p->n_kv + plan->block_kv - 1) / plan->block_kv;
-    plan->copy_keys = widened;
-    plan->copy_values = widened || plan->d_v_padded != p->d_v;
+    plan->copy_keys = widened || p->cache;
+    plan->copy_values = widened || p->cache || plan->d_v_padded != p->d_v;
     plan->n_tasks = (p->query_starts ? 1 : p->batch) * p->n_heads * plan->q_blocks;
     if (p->mask.kind != ATTN_MASK_NONE) { /* looked through once per distinct slice */
         const int64_t entries = p->mask.stride_batch || p->mask.batch_offsets ? p->batch : 1;
@@ -119,6 +122,17 @@ attn_plan attn_plan_attend(const attn_problem *p, bool decode) {
     if (p->batch * p->n_heads * p->n_q == 0) return plan; /* nothing to write */
     if (decode) plan_decode(p, &plan);
     else plan_prefill(p, &plan);
+    return plan;
+}
+
+attn_plan attn_plan_append(const attn_append_problem *p) {
+    attn_plan plan = {.kernel = attn_kernels(attn_get_isa(), p->dtype)->append,
+                      .real_bytes = attn_real_bytes(p->dtype),
+                      .n_tasks = p->batch * p->n_kv_heads};
+    int64_t tokens = 0;
+    for (int64_t b = 0; b < p->batch; b++) tokens += p->counts[b];
+    plan.threads = threads_for(tokens * p->n_kv_heads * (p->d_qk + p->d_v), APPEND_GRAIN,
+                               plan.n_tasks, p->num_threads);
     return plan;
 }
 

@@ -31,8 +31,9 @@ static void score_block(const block *b, int64_t j0, int64_t j1, int first, int v
     int64_t stride = p->key.stride_row;
     if (b->plan->copy_keys) {
         stride = b->plan->d_qk_padded;
-        copy_rows(&p->key, b, j0, j1, p->d_qk, stride, b->key_copy);
         keys = b->key_copy;
+        if (p->cache) keys = copy_tiles(b, j0, j1, stride, b->key_copy);
+        else copy_rows(&p->key, b, j0, j1, p->d_qk, stride, b->key_copy);
     }
     for (int v = 0; v < vecs; v++) v_store(top + v * LANES, v_set1(-REAL_INF));
     for (int64_t j = 0; j < j1 - j0; j += TILE_KEYS) {
@@ -159,7 +160,7 @@ static void store_row(const block *b, int64_t r) {
     const attn_problem *p = b->p;
     const real l = r < b->n ? b->l[r] : 0;
     const int64_t row = b->query_row + b->i0 + r;
-    store_output((stored *)p->output.data + at(&p->output, b->batch, b->head, row),
+    store_output((io *)p->output.data + at(&p->output, b->batch, b->head, row),
                  b->output + r * b->plan->d_v_padded, l, p->d_v);
     if (p->lse) ((real *)p->lse)[lse_index(p, b->batch, b->head, row)] = lse_of(b->m[r], l);
 }
@@ -167,7 +168,7 @@ static void store_row(const block *b, int64_t r) {
 /* Weights of the block's rows from the kept p, keys [keys.begin, keys.end); all other keys get 0. */
 static void store_weights(const block *b, key_range keys, const real *block_max) {
     const attn_problem *p = b->p;
-    stored *rows = (stored *)p->weights +
+    io *rows = (io *)p->weights +
                    ((b->batch * p->n_heads + b->head) * p->n_q + b->i0) * p->n_kv;
     const int64_t all = min_i(BLOCK_Q, p->n_q - b->i0);
     for (int64_t r = 0; r < all; r++) {
@@ -188,7 +189,7 @@ static void store_weights(const block *b, key_range keys, const real *block_max)
                 w[k] = k < n ? v_mul(v_load(b->scores + (j + k) * BLOCK_Q + v * LANES), factor) : v_zero();
             v_transpose(w);
             for (int r = 0; r < min_i(LANES, b->n - v * LANES); r++)
-                v_store_stored_part(rows + (v * LANES + r) * p->n_kv + j, w[r], (int)n);
+                v_store_io_part(rows + (v * LANES + r) * p->n_kv + j, w[r], (int)n);
         }
     }
 }

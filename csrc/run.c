@@ -124,7 +124,6 @@ static void arena_put(void *memory) {
 typedef struct team {
     attn_call call;
     int (*poll)(void);
-    int threads;
     atomic_bool stop;
     atomic_int arrived; /* at the end of a phase, all phases counted together */
     atomic_llong next_prepare, next_task, next_merge;
@@ -132,11 +131,11 @@ typedef struct team {
     size_t scratch_bytes;
 } team;
 
-/* Until all threads have ended the phase. Not OpenMP's barrier: that is deaf to signals, and the
- * calling thread must hear them while others work on. */
-static void wait_for_all(team *t, int phase, attn_watch *watch) {
+/* Until so many threads have come, counted over all phases. Not OpenMP's barrier: that is deaf to
+ * signals, and the calling thread must hear them while others work on. */
+static void wait_for_all(team *t, int arrivals, attn_watch *watch) {
     const struct timespec nap = {0, 50000};
-    for (int64_t turn = 0; atomic_load(&t->arrived) < phase * t->threads; turn++) {
+    for (int64_t turn = 0; atomic_load(&t->arrived) < arrivals; turn++) {
         if (turn < 4000) continue; /* the usual wait is short */
         if (turn < 8000) sched_yield();
         else nanosleep(&nap, NULL);
@@ -144,24 +143,24 @@ static void wait_for_all(team *t, int phase, attn_watch *watch) {
     }
 }
 
-static void work(team *t, int thread) {
+static void work(team *t, int thread, int threads) {
     const attn_plan *plan = t->call.plan;
     attn_watch watch = {&t->stop, thread == 0 ? t->poll : NULL, now_ns() + POLL_NS, 0};
     void *scratch = t->scratch + (size_t)thread * t->scratch_bytes;
-    int phase = 0;
+    int arrivals = 0;
     int64_t task;
     if (plan->n_prepares) {
         while ((task = atomic_fetch_add(&t->next_prepare, 1)) < plan->n_prepares &&
                !attn_should_stop(&watch))
             plan->kernel->prepare(&t->call, task);
         atomic_fetch_add(&t->arrived, 1);
-        wait_for_all(t, ++phase, &watch);
+        wait_for_all(t, arrivals += threads, &watch);
     }
     while ((task = atomic_fetch_add(&t->next_task, 1)) < plan->n_tasks && !attn_should_stop(&watch))
         plan->kernel->run(&t->call, task, scratch, &watch);
     atomic_fetch_add(&t->arrived, 1);
-    phase++;
-    if (plan->n_merges || thread == 0) wait_for_all(t, phase, &watch);
+    arrivals += threads;
+    if (plan->n_merges || thread == 0) wait_for_all(t, arrivals, &watch);
     while ((task = atomic_fetch_add(&t->next_merge, 1)) < plan->n_merges &&
            !attn_should_stop(&watch))
         plan->kernel->merge(&t->call, task);
@@ -194,12 +193,10 @@ static bool can_grow_team(int threads) {
 static bool run_team(team *t, int threads) {
     if (!can_grow_team(threads)) return false;
     team_size = threads;
+    /* There may be fewer than asked for. None waits for the others to begin: waking one takes longer
+     * than a small call. */
 #pragma omp parallel num_threads(threads)
-    {
-#pragma omp single
-        t->threads = omp_get_num_threads(); /* may be fewer than asked for */
-        work(t, omp_get_thread_num());
-    }
+    work(t, omp_get_thread_num(), omp_get_num_threads());
     return true;
 }
 #endif
@@ -215,7 +212,6 @@ static attn_status run_plan(const void *problem, const attn_plan *plan, int (*po
     if (!memory) return ATTN_NO_MEMORY;
     team t = {.call = {problem, plan, memory},
               .poll = poll,
-              .threads = 1,
               .scratch = memory + shared_bytes,
               .scratch_bytes = scratch_bytes};
     bool started = true;
@@ -223,7 +219,7 @@ static attn_status run_plan(const void *problem, const attn_plan *plan, int (*po
     if (plan->threads > 1) started = run_team(&t, plan->threads);
     else
 #endif
-        work(&t, 0);
+        work(&t, 0, 1);
     arena_put(memory);
     return !started ? ATTN_NO_MEMORY : t.stop ? ATTN_INTERRUPTED : ATTN_OK;
 }
@@ -237,6 +233,11 @@ attn_status attn_attend(const attn_problem *problem, int (*poll)(void)) {
         if (status != ATTN_OK || problem->n_q <= DECODE_MAX_Q) return status;
     }
     const attn_plan plan = attn_plan_attend(problem, false);
+    return run_plan(problem, &plan, poll);
+}
+
+attn_status attn_append(const attn_append_problem *problem, int (*poll)(void)) {
+    const attn_plan plan = attn_plan_append(problem);
     return run_plan(problem, &plan, poll);
 }
 

@@ -1,7 +1,8 @@
 /* The vector vocabulary that kernels are written in, for one tier and one storage type.
  *
  * A kernel source is compiled with ATTN_ISA, ATTN_DTYPE and ATTN_SIMD_HEADER set and sees:
- *   real        compute type: float, or double for f64          stored   storage type
+ *   real        compute type: float, or double for f64          stored   type of keys and values
+ *   io          type of queries, output and weights: stored, or real where only a cache is stored so
  *   vec, vmask  LANES reals, LANES truth values                 v_*      operations on them
  * The tier's header states its register tile:
  *   TILE_KEYS x TILE_QV   accumulators of the score tile (keys x vectors of queries)
@@ -32,12 +33,27 @@ typedef float real;
 #endif
 #define REAL_INF ((real)INFINITY)
 
-#if defined ATTN_DTYPE_f16 || defined ATTN_DTYPE_bf16
+#if defined ATTN_DTYPE_f16 || defined ATTN_DTYPE_f32_f16
+#define STORED_f16
 typedef uint16_t stored;
-#define STORED_IS_REAL 0
+#elif defined ATTN_DTYPE_bf16 || defined ATTN_DTYPE_f32_bf16
+#define STORED_bf16
+typedef uint16_t stored;
+#elif defined ATTN_DTYPE_f32_i8
+#define STORED_i8
+typedef int8_t stored;
 #else
-typedef real stored;
 #define STORED_IS_REAL 1
+typedef real stored;
+#endif
+#if defined ATTN_DTYPE_f32_f16 || defined ATTN_DTYPE_f32_bf16 || defined ATTN_DTYPE_f32_i8
+#define IO_IS_REAL 1
+typedef real io;
+#else
+typedef stored io;
+#endif
+#ifndef STORED_IS_REAL
+#define STORED_IS_REAL 0
 #endif
 
 #define ATTN_JOIN_(a, b, c) attn_##a##_##b##_##c
@@ -69,14 +85,14 @@ INLINE uint32_t bits_of_float(float f) {
     return bits;
 }
 
-#if defined ATTN_DTYPE_bf16
+#if defined STORED_bf16
 INLINE real s_load(stored x) { return float_of_bits((uint32_t)x << 16); }
 INLINE stored s_store(real x) { /* to nearest, ties to even; NaN stays NaN */
     const uint32_t bits = bits_of_float(x);
     if (x != x) return (stored)((bits >> 16) | 0x40);
     return (stored)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
-#elif defined ATTN_DTYPE_f16
+#elif defined STORED_f16
 INLINE real s_load(stored x) {
     const uint32_t sign = (uint32_t)(x & 0x8000) << 16, rest = x & 0x7fff;
     if (rest >= 0x7c00) return float_of_bits(sign | 0x7f800000 | (rest & 0x3ff) << 13);
@@ -93,6 +109,11 @@ INLINE stored s_store(real x) { /* to nearest, ties to even; NaN stays NaN */
     }
     return (stored)(sign | ((rest - 0x38000000 + 0xfff + (rest >> 13 & 1)) >> 13));
 }
+#elif defined STORED_i8
+INLINE real s_load(stored x) { return x; }
+INLINE stored s_store(real x) { /* x is whole */
+    return (stored)(x > 127 ? 127 : x > -128 ? x : -128);
+}
 #else
 INLINE real s_load(stored x) { return x; }
 INLINE stored s_store(real x) { return x; }
@@ -105,6 +126,18 @@ INLINE vec v_load_stored(const stored *p) { return v_load(p); }
 INLINE vec v_load_stored_part(const stored *p, int n) { return v_load_part(p, n); }
 INLINE void v_store_stored(stored *p, vec v) { v_store(p, v); }
 INLINE void v_store_stored_part(stored *p, vec v, int n) { v_store_part(p, v, n); }
+#endif
+
+#ifdef IO_IS_REAL
+INLINE vec v_load_io_part(const io *p, int n) { return v_load_part(p, n); }
+INLINE void v_store_io(io *p, vec v) { v_store(p, v); }
+INLINE void v_store_io_part(io *p, vec v, int n) { v_store_part(p, v, n); }
+INLINE io s_store_io(real x) { return x; }
+#else
+INLINE vec v_load_io_part(const io *p, int n) { return v_load_stored_part(p, n); }
+INLINE void v_store_io(io *p, vec v) { v_store_stored(p, v); }
+INLINE void v_store_io_part(io *p, vec v, int n) { v_store_stored_part(p, v, n); }
+INLINE io s_store_io(real x) { return s_store(x); }
 #endif
 
 /* a / b for many a and one b, r = 1 / b: the correctly rounded quotient by two multiply-adds (Markstein

@@ -194,12 +194,12 @@ INLINE void v_transpose(vec r[LANES]) {
 INLINE vec v_load_part(const real *p, int n) { return V(maskload)(p, v_first_bits(n)); }
 INLINE void v_store_part(real *p, vec v, int n) { V(maskstore)(p, v_first_bits(n), v); }
 
-#if defined ATTN_DTYPE_f16
+#if defined STORED_f16
 INLINE vec v_widen(__m128i x) { return _mm256_cvtph_ps(x); }
 INLINE __m128i v_narrow(vec v) {
     return _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
-#elif defined ATTN_DTYPE_bf16
+#elif defined STORED_bf16
 INLINE vec v_widen(__m128i x) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
 }
@@ -212,12 +212,25 @@ INLINE __m128i v_narrow(vec v) { /* as s_store */
     const __m256i wide = _mm256_castps_si256(v_select(v_unordered(v, v), nan, finite));
     return _mm_packus_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
 }
+#elif defined STORED_i8
+INLINE vec v_widen(__m128i x) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(x)); }
+INLINE __m128i v_narrow(vec v) {
+    const __m256i wide = _mm256_cvtps_epi32(v);
+    const __m128i half =
+        _mm_packs_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
+    return _mm_packs_epi16(half, half);
+}
 #endif
 
 #if !STORED_IS_REAL
+#ifdef STORED_i8
+INLINE vec v_load_stored(const stored *p) { return v_widen(_mm_loadl_epi64((const __m128i *)p)); }
+INLINE void v_store_stored(stored *p, vec v) { _mm_storel_epi64((__m128i *)p, v_narrow(v)); }
+#else
 INLINE vec v_load_stored(const stored *p) { return v_widen(_mm_loadu_si128((const __m128i *)p)); }
 INLINE void v_store_stored(stored *p, vec v) { _mm_storeu_si128((__m128i *)p, v_narrow(v)); }
-INLINE vec v_load_stored_part(const stored *p, int n) { /* there is no 16-bit masked load */
+#endif
+INLINE vec v_load_stored_part(const stored *p, int n) { /* there is no narrow masked load */
     stored lanes[LANES] = {0};
     memcpy(lanes, p, (size_t)n * sizeof *p);
     return v_load_stored(lanes);

@@ -172,12 +172,12 @@ INLINE void v_transpose(vec r[LANES]) {
     }
 }
 
-#if defined ATTN_DTYPE_f16
+#if defined STORED_f16
 INLINE vec v_widen(__m256i x) { return _mm512_cvtph_ps(x); }
 INLINE __m256i v_narrow(vec v) {
     return _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
-#elif defined ATTN_DTYPE_bf16
+#elif defined STORED_bf16
 INLINE vec v_widen(__m256i x) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
 }
@@ -191,7 +191,18 @@ INLINE __m256i v_narrow(vec v) { /* as s_store */
 }
 #endif
 
-#if !STORED_IS_REAL
+#if defined STORED_i8
+INLINE vec v_widen(__m128i x) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(x)); }
+INLINE __m128i v_narrow(vec v) { return _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(v)); }
+INLINE vec v_load_stored(const stored *p) { return v_widen(_mm_loadu_si128((const __m128i *)p)); }
+INLINE vec v_load_stored_part(const stored *p, int n) {
+    return v_widen(_mm_maskz_loadu_epi8(v_first(n), p));
+}
+INLINE void v_store_stored(stored *p, vec v) { _mm_storeu_si128((__m128i *)p, v_narrow(v)); }
+INLINE void v_store_stored_part(stored *p, vec v, int n) {
+    _mm_mask_storeu_epi8(p, v_first(n), v_narrow(v));
+}
+#elif !STORED_IS_REAL
 INLINE vec v_load_stored(const stored *p) { return v_widen(_mm256_loadu_si256((const __m256i *)p)); }
 INLINE vec v_load_stored_part(const stored *p, int n) {
     return v_widen(_mm256_maskz_loadu_epi16(v_first(n), p));

@@ -88,7 +88,7 @@ INLINE void value_pass(const int rows, const int nv, const bool fetch, weight_ti
         UNROLL for (int c = 0; c < nv; c++) {
             const vec x = c < nv - 1 || tail == LANES ? v_load_stored(v + c * LANES)
                                                       : v_load_stored_part(v + c * LANES, tail);
-            if (fetch) v_prefetch(v + ahead + c * LANES);
+            if (fetch && c * LANES % LINE == 0) v_prefetch(v + ahead + c * LANES);
             UNROLL for (int r = 0; r < rows; r++)
                 acc[r][c] = v_fma(v_set1(w.data[r * w.row + j * w.key]), x, acc[r][c]);
         }
@@ -100,9 +100,11 @@ INLINE void value_pass(const int rows, const int nv, const bool fetch, weight_ti
 static void value_stream(int64_t rows, int64_t d_v, weight_tile w, const stored *restrict v, int64_t stride,
                          int64_t n, real *restrict out, int64_t out_stride) {
     const int64_t vecs = (d_v + LANES - 1) / LANES, ahead = elements_ahead(8192, d_v, stride);
+    /* narrow types are converted at each pass over the rows: few passes then, rather than whole rows */
+    const bool wide = STORED_IS_REAL || rows <= TILE_ROWS / 2;
     for (int64_t j = 0; j < n; j += STREAM_KEYS)
         for (int64_t c = 0, nv; c < vecs; c += nv) {
-            nv = even_piece(vecs - c, STREAM_DV);
+            nv = even_piece(vecs - c, wide ? STREAM_DV : TILE_DV);
             const int tail = (int)min_i(LANES, d_v - (c + nv - 1) * LANES);
             const stored *from = v + j * stride + c * LANES;
             const int64_t keys = min_i(STREAM_KEYS, n - j);

@@ -123,18 +123,18 @@ INLINE void value_product(int64_t rows, int64_t d_v, const bool is_stored, weigh
 }
 
 /* out = o / l in storage type, one rounding; 0 for a row that saw nothing (l = 0). o has padded rows. */
-INLINE void store_output(stored *restrict out, const real *restrict o, real l, int64_t d_v) {
+INLINE void store_output(io *restrict out, const real *restrict o, real l, int64_t d_v) {
     const vec sum = v_set1(l == 0 ? 1 : l), inverse = v_div(v_set1(1), sum);
     for (int64_t c = 0; c < d_v; c += LANES) {
         const vec x = l == 0 ? v_zero() : v_quotient(v_load(o + c), sum, inverse);
-        if (c + LANES <= d_v) v_store_stored(out + c, x);
-        else v_store_stored_part(out + c, x, (int)(d_v - c));
+        if (c + LANES <= d_v) v_store_io(out + c, x);
+        else v_store_io_part(out + c, x, (int)(d_v - c));
     }
 }
 
 /* Weights of keys that a row does not see: 0, but a row whose sum is not a number is that throughout. */
-INLINE void fill_hidden(stored *restrict weights, int64_t n, real l) {
-    const stored fill = s_store(l != l ? l : 0);
+INLINE void fill_hidden(io *restrict weights, int64_t n, real l) {
+    const io fill = s_store_io(l != l ? l : 0);
     for (int64_t j = 0; j < n; j++) weights[j] = fill;
 }
 
@@ -155,12 +155,13 @@ INLINE bool values_finite(value_rows v, int64_t n, int64_t d_v, const bool is_st
 }
 
 /* One row of value_product that passes over hidden keys, whose product 0 x NaN would be NaN. The chain
- * is the same and a hidden finite value adds 0 to it, so the bits are the same too. */
+ * is the same and a hidden finite value adds 0 to it, so the bits are the same too. alpha NULL: the chain
+ * goes on from what out holds. */
 INLINE void value_row_guarded(const uint8_t *hidden, int64_t hidden_key, int64_t d_v,
                               const bool is_stored, weight_tile w, value_rows v, int64_t n,
                               const real *alpha, real *restrict out) {
     for (int64_t c = 0; c < d_v; c += LANES) {
-        vec acc = v_zero();
+        vec acc = alpha ? v_zero() : v_load(out + c);
         for (int64_t j = 0; j < n; j++) {
             if (hidden[j * hidden_key]) continue;
             const vec x = load_value(value_row(v, j, is_stored), c, is_stored, (int)min_i(LANES, d_v - c));

@@ -1,7 +1,7 @@
 /* What the parts of check_kernels share: groups of checks, guarded memory, elements of any dtype.
  *
- * check_vectors.c and check_tiles.c are compiled like kernel sources, once per tier and dtype, and
- * export one check_set each; the rest is plain C that knows no tier. */
+ * check_vectors.c, check_tiles.c and check_stream.c are compiled like kernel sources, once per tier
+ * and dtype, and export one check_set each; the rest is plain C that knows no tier. */
 #ifndef ATTN_CHECK_H
 #define ATTN_CHECK_H
 
@@ -28,7 +28,8 @@ typedef struct check_set {
     void (*exp2)(const void *y, void *out, int64_t n); /* reals; n a multiple of 16; may be NULL */
 } check_set;
 
-#define CHECK_SOURCES(X, ...) X(check_vectors, __VA_ARGS__) X(check_tiles, __VA_ARGS__)
+#define CHECK_SOURCES(X, ...)                                                                      \
+    X(check_vectors, __VA_ARGS__) X(check_tiles, __VA_ARGS__) X(check_stream, __VA_ARGS__)
 #define CHECK_SLOT(source, ...) const check_set *source;
 typedef struct check_sets {
     CHECK_SOURCES(CHECK_SLOT, )
@@ -69,6 +70,7 @@ int64_t check_pick(int64_t n);
 /* ---- parts ----------------------------------------------------------------------------------- */
 
 void check_exp2(void);
+void check_allocations(void);
 void check_attend(attn_isa isa, attn_dtype dtype);
 void check_softmax(attn_isa isa, attn_dtype dtype);
 void check_bench(attn_isa isa, attn_dtype dtype);

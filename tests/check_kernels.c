@@ -90,6 +90,9 @@ ATTN_ISAS(DECLARE_TIER)
 #define TIER(isa) {ATTN_DTYPES(SET, isa)},
 static const check_sets registry[ATTN_ISA_COUNT][ATTN_DTYPE_COUNT] = {ATTN_ISAS(TIER)};
 
+#define ONE(...) +1
+enum { DTYPES = ATTN_DTYPES(ONE, ) }; /* those of caches are checked from Python */
+
 const check_sets *check_sets_of(attn_isa isa, attn_dtype dtype) { return &registry[isa][dtype]; }
 
 static void check_primitives(const check_set *set) {
@@ -127,15 +130,17 @@ int main(int argc, char **argv) {
     for (int isa = 0; isa < ATTN_ISA_COUNT; isa++) {
         if (!check_tier_wanted(isa)) continue;
         attn_set_isa(isa);
-        for (int dtype = 0; dtype < ATTN_DTYPE_COUNT; dtype++) {
+        for (int dtype = 0; dtype < DTYPES; dtype++) {
             check_primitives(registry[isa][dtype].check_vectors);
             check_primitives(registry[isa][dtype].check_tiles);
+            check_primitives(registry[isa][dtype].check_stream);
             check_softmax(isa, dtype);
             check_attend(isa, dtype);
             if (bench) check_bench(isa, dtype);
         }
     }
     check_exp2();
+    check_allocations();
     if (groups == 0) return usage(); /* a filter that fits nothing has checked nothing */
     printf("%d groups, %d wrong\n", groups, wrong_groups);
     return wrong_groups > 0;

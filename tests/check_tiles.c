@@ -1,37 +1,12 @@
 /* Register tiles and masks (tiles.h, mask.h) against plain loops. Compiled once per tier and dtype,
  * like a kernel. A number's bits must not depend on the tile it lies in, so each is also compared,
  * bit for bit, with one chain of fused multiply-adds in index order. */
-#include "simd.h"
 #include "exp.h"
 #include "mask.h"
 #include "tiles.h"
-#include "check.h"
+#include "check_real.h"
 
 #include <stdlib.h>
-
-#define CODE_(dtype) ATTN_DTYPE_CODE_##dtype
-#define CODE(dtype) CODE_(dtype)
-#define STORED_CODE CODE(ATTN_DTYPE)
-#define ROUNDOFF (sizeof(real) == 8 ? 0x1p-53 : 0x1p-24)
-#define COUNT(array) ((int)(sizeof(array) / sizeof *(array)))
-
-static bool same(real a, real b) { return (a != a && b != b) || memcmp(&a, &b, sizeof a) == 0; }
-
-static real lane(vec v, int l) {
-    real lanes[LANES];
-    v_store(lanes, v);
-    return lanes[l];
-}
-
-static real fused(real a, real b, real c) {
-    return lane(v_fma(v_set1(a), v_set1(b), v_set1(c)), 0);
-}
-
-static guarded random_reals(int64_t n, check_edge edge) {
-    guarded g = guarded_new(n * (int64_t)sizeof(real), edge);
-    for (int64_t i = 0; i < n; i++) ((real *)g.data)[i] = (real)check_random();
-    return g;
-}
 
 /* ---- scores ---------------------------------------------------------------------------------- */
 

@@ -1,12 +1,7 @@
 /* The vector vocabulary (simd.h and its tier) against plain C, lane by lane. Compiled once per tier
  * and dtype, like a kernel. Where results must not depend on lanes, bits are compared. */
-#include "simd.h"
 #include "exp.h"
-#include "check.h"
-
-#define CODE_(dtype) ATTN_DTYPE_CODE_##dtype
-#define CODE(dtype) CODE_(dtype)
-#define STORED_CODE CODE(ATTN_DTYPE)
+#include "check_real.h"
 
 typedef struct lanes {
     real at[LANES];
@@ -19,8 +14,6 @@ static lanes lanes_of(vec v) {
 }
 
 static lanes truth_of(vmask m) { return lanes_of(v_select(m, v_set1(1), v_zero())); }
-
-static bool same(real a, real b) { return (a != a && b != b) || memcmp(&a, &b, sizeof a) == 0; }
 
 /* ---- loads and stores ------------------------------------------------------------------------ */
 

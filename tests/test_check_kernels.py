@@ -44,7 +44,7 @@ def test_every_primitive_and_kernel_of_every_tier_is_right(check_kernels):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "WRONG" not in done.stdout
     for isa in _core.supported_isas():
-        for dtype in _core.DTYPES:
+        for dtype in ("f32", "f64", "f16", "bf16"):
             for kernel in ("prefill", "decode", "softmax"):
                 assert any(
                     line.split()[:3] == [f"{dtype}_{isa}", kernel, "ok"]

@@ -34,7 +34,7 @@ def run(*arguments, expect_failure=False, **variables):
     environment = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(("ATTN_ENGINE_", "OMP_"))
+        if not name.startswith(("ATTN_ENGINE_", "OMP_", "GOMP_"))
     }
     finished = subprocess.run(
         [sys.executable, *arguments],
@@ -133,6 +133,39 @@ def test_b99_default_threads_follow_quota():
     assert attn_engine.get_num_threads() == planned_threads() == 1
     _core.set_cpu_quota(0)
     assert attn_engine.get_num_threads() > 1
+
+
+gcc_openmp = pytest.mark.skipif(
+    not (_core.build_info()["openmp"] and _core.build_info()["compiler"].startswith("GNU")),
+    reason="GOMP_SPINCOUNT is read by GCC's OpenMP, and this build has none",
+)
+
+
+@gcc_openmp
+@pytest.mark.parametrize(
+    "variables, turns",
+    [
+        ({}, "1000"),
+        ({"GOMP_SPINCOUNT": "77"}, "77"),
+        ({"OMP_WAIT_POLICY": "passive"}, "0"),
+        ({"GOMP_SPINCOUNT": "5000", "OMP_WAIT_POLICY": "passive"}, "5000"),
+    ],
+)
+def test_threads_wait_awake_for_a_short_while_unless_told_otherwise(variables, turns):
+    code = """if True:
+        import os, subprocess, sys
+        before = dict(os.environ)
+        os.dup2(1, 2)  # where the runtime says what it has read
+        import attn_engine
+        assert os.environ == before
+        child = "import os; print(os.environ.get('GOMP_SPINCOUNT'))"
+        subprocess.run([sys.executable, "-c", child], check=True)
+    """
+    *shown, inherited = run("-c", code, OMP_DISPLAY_ENV="verbose", **variables).splitlines()
+    assert [line.split("=")[1].strip() for line in shown if "GOMP_SPINCOUNT" in line] == [
+        f"'{turns}'"
+    ]
+    assert inherited == str(variables.get("GOMP_SPINCOUNT"))
 
 
 def control_groups(root, lines, files):

@@ -18,11 +18,13 @@ PYTHON_FILES = sorted(
 
 # A module imports only modules before it.
 LAYERS = [
-    *("_core", "shapes", "arrays", "options", "weights", "viz", "analysis", "outputs", "problem"),
-    *("packed", "config", "projected", "problem_classic", "problem_additive", "additive"),
-    *("multiplicative", "monotonic", "dot_product", "problem_backward", "backward", "varlen"),
-    *("problem_classic_backward", "classic_backward", "plans", "merge", "rotary"),
-    *("projection", "parameters", "problem_multihead", "multihead", "__init__"),
+    *("_core", "_load", "shapes", "arrays", "options", "weights", "viz", "analysis", "outputs"),
+    *("problem", "packed", "config", "projected", "problem_classic", "problem_additive"),
+    *("additive", "multiplicative", "monotonic", "dot_product"),
+    *("problem_backward", "backward", "varlen", "plans", "merge"),
+    *("problem_classic_backward", "classic_backward"),
+    *("cache_kind", "pages", "pools", "problem_cache", "cache"),
+    *("rotary", "projection", "parameters", "problem_multihead", "multihead", "__init__"),
 ]
 # Programs on top of the package: they use it, and it knows nothing of them.
 EXTRAS = ["bench", "cli", "demo", "demo_sweep", "interop", "__main__"]
@@ -37,7 +39,10 @@ OWNERS = {
     r"\b_mm\d*_|\b__m\d+|immintrin|arm_neon|\bv(ld|st)1q?_": ["simd_avx2.h", "simd_avx512.h"],
     r"\b(printf|fprintf|puts|abort|exit)\b": [],
 }
-KERNELS = ["prefill.c", "decode.c", "softmax.c", "additive.c", "backward.c", "additive_backward.c"]
+KERNELS = [
+    *("prefill.c", "decode.c", "softmax.c", "additive.c", "append.c", "backward.c"),
+    "additive_backward.c",
+]
 
 
 def code(path):
@@ -64,7 +69,7 @@ def test_every_module_has_its_layer():
     modules = {p.stem for p in PACKAGE.glob("*.py")} | {
         p.parent.name for p in PACKAGE.glob("*/*.py")
     }
-    references = {"reference", "reference_classic", "reference_multihead", "reference_backward"}
+    references = {"reference", "reference_backward", "reference_classic", "reference_multihead"}
     references |= {"reference_backward_classic"}
     assert modules == {*LAYERS[1:], *EXTRAS, *references}
 
@@ -79,9 +84,9 @@ def test_imports_run_one_way(module):
 def test_the_reference_stands_alone():
     assert imports(PACKAGE / "reference.py") == set()
     assert imports(PACKAGE / "reference_classic.py") == {"reference"}
-    assert imports(PACKAGE / "reference_multihead.py") == {"reference"}
     assert imports(PACKAGE / "reference_backward.py") == {"reference"}
     assert imports(PACKAGE / "reference_backward_classic.py") == {"reference_classic"}
+    assert imports(PACKAGE / "reference_multihead.py") == {"reference"}
 
 
 def test_the_binding_is_the_only_way_to_c_and_imports_no_module():

@@ -1,8 +1,9 @@
 """Attention on CPUs: NumPy in, NumPy out."""
 
-from ._core import version as __version__
+from ._load import version as __version__
 from .additive import additive_attention, concat_attention, project_keys
 from .backward import AttentionGradients, scaled_dot_product_attention_backward
+from .cache import KVCache
 from .classic_backward import (
     AdditiveGradients,
     ConcatGradients,
@@ -39,6 +40,7 @@ __all__ = [
     "ContextResult",
     "DotGradients",
     "GeneralGradients",
+    "KVCache",
     "MergedAttention",
     "MultiheadAttention",
     "MultiheadResult",

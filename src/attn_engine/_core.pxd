@@ -14,6 +14,7 @@ cdef extern from "attn_engine.h":
     int ATTN_MASK_NONE, ATTN_MASK_BOOL, ATTN_MASK_ADD
     int64_t ATTN_UNBOUNDED
     int KEY_GROUP
+    int ATTN_KEY_TILE "KEY_TILE"
     const char *ATTN_VERSION
     const char *ATTN_COMPILER
 
@@ -27,6 +28,13 @@ cdef extern from "attn_engine.h":
         int64_t stride_batch, stride_head, stride_row, stride_col
         const int64_t *batch_offsets
 
+    ctypedef struct attn_cache:
+        int64_t page_size
+        const int64_t *pages
+        int64_t pages_per_entry
+        float *key_scales
+        float *value_scales
+
     ctypedef struct attn_problem:
         attn_dtype dtype
         int64_t batch, n_heads, n_kv_heads, n_q, n_kv, d_qk, d_v
@@ -39,6 +47,7 @@ cdef extern from "attn_engine.h":
         const int64_t *key_lengths
         const int64_t *query_starts
         const int64_t *key_starts
+        const attn_cache *cache
         const int64_t *query_segments
         const int64_t *key_segments
         double softcap
@@ -63,6 +72,17 @@ cdef extern from "attn_engine.h":
         attn_problem attention
         const void *v
         void *exponentials
+
+    ctypedef struct attn_append_problem:
+        attn_dtype dtype
+        int64_t batch, n_kv_heads, d_qk, d_v
+        attn_tensor key, value
+        void *key_pool
+        void *value_pool
+        attn_cache cache
+        const int64_t *starts
+        const int64_t *counts
+        int num_threads
 
     ctypedef struct attn_backward_problem:
         attn_problem attention
@@ -92,6 +112,9 @@ cdef extern from "attn_engine.h":
         int64_t tasks, block_q, block_kv, splits, split_kv, key_blocks, scratch_bytes
 
     attn_status attn_attend(const attn_problem *problem, int (*poll)() noexcept) noexcept nogil
+    attn_status attn_append(
+        const attn_append_problem *problem, int (*poll)() noexcept
+    ) noexcept nogil
     attn_status attn_softmax(
         const attn_softmax_problem *problem, int (*poll)() noexcept
     ) noexcept nogil

@@ -4,7 +4,9 @@ from typing import Any
 
 import numpy as np
 
-DTYPES: tuple[str, ...]  # storage types by code: ("f32", "f64", "f16", "bf16")
+# Storage types by code: ("f32", "f64", "f16", "bf16"), and those of a cache whose queries, outputs and
+# weights are float32: ("f32_f16", "f32_bf16", "f32_i8").
+DTYPES: tuple[str, ...]
 ISAS: tuple[str, ...]  # tiers compiled in, plainest first: ("scalar", "avx2", "avx512")
 version: str
 
@@ -39,6 +41,23 @@ def attend(
     #   query_starts, key_starts: int64 (sequences + 1,): packed sequences, the arrays then being
     #     (rows, heads, d) with bshd true and lse (n_heads, rows); or None
     #   longest_q, longest_kv: int, most rows of a packed sequence
+    #   cache: (pages, page_size, key_scales, value_scales, longest): key and value are then the pools
+    #     that `append` fills, (pages, n_kv_heads, page_size * d) dense; pages, key_scales and
+    #     value_scales are append's; longest: int, positions counted in weights and masks; or None
+) -> None: ...
+def append(
+    key: np.ndarray,  # compute type (batch, n_kv_heads, n_new, d_qk), last stride = itemsize
+    value: np.ndarray,  # compute type (batch, n_kv_heads, n_new, d_v), last stride = itemsize
+    key_pool: np.ndarray,  # (pages, n_kv_heads, page_size * d_qk) of the storage type, dense
+    value_pool: np.ndarray,  # (pages, n_kv_heads, page_size * d_v)
+    key_scales: np.ndarray | None,  # float32 (pages, n_kv_heads, page_size), int8 storage alone
+    value_scales: np.ndarray | None,
+    pages: np.ndarray,  # int64 (batch, most pages of an entry), dense: their numbers in order
+    starts: np.ndarray,  # int64 (batch,): position of an entry's first new token
+    counts: np.ndarray,  # int64 (batch,): how many of its n_new rows are tokens
+    page_size: int,  # a multiple of KEY_TILE
+    dtype: int,
+    num_threads: int,
 ) -> None: ...
 def explain(
     *args: Any,
@@ -92,6 +111,7 @@ def additive_backward(
 
 UNBOUNDED: int
 GROUP: int
+KEY_TILE: int  # positions in one tile of a cache
 
 def supported_isas() -> tuple[str, ...]: ...  # the compiled tiers this CPU can run
 def get_isa() -> str: ...

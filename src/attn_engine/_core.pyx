@@ -21,11 +21,13 @@ ISAS = tuple([attn_isa_name(<attn_isa>i).decode() for i in range(ATTN_ISA_COUNT)
 DTYPES = tuple([attn_dtype_name(<attn_dtype>i).decode() for i in range(ATTN_DTYPE_COUNT)])
 UNBOUNDED = ATTN_UNBOUNDED
 GROUP = KEY_GROUP
+KEY_TILE = ATTN_KEY_TILE
 
 # Arrays of one call, in the order of attend's arguments.
 cdef enum:
     QUERY, KEY, VALUE, OUT, WEIGHTS, LSE, MASK, MASK_OFFSETS, QUERY_LENGTHS, KEY_LENGTHS, OFFSETS
     SLOPES, SINKS, QUERY_SEGMENTS, KEY_SEGMENTS, QUERY_STARTS, KEY_STARTS
+    KEY_POOL, VALUE_POOL, KEY_SCALES, VALUE_SCALES, PAGES, STARTS, COUNTS
     ADDITIVE_V, EXPONENTIALS
     GRAD_OUTPUT, GRAD_WEIGHTS, GRAD_WEIGHTS_OFFSETS, GRAD_LSE, PARTS, ROW_SUMS
     TO_QUERY, TO_KEY, TO_VALUE, TO_MASK, TO_MASK_OFFSETS, TO_SINKS, TO_SLOPES, TO_V
@@ -34,6 +36,7 @@ cdef enum:
 
 cdef struct buffers:
     Py_buffer view[BUFFERS]
+    attn_cache cache
 
 
 cdef void release(buffers *b) noexcept:
@@ -133,7 +136,7 @@ cdef int fill(attn_problem *p, buffers *b, tuple args) except -1:
 cdef int fill_extras(attn_problem *p, buffers *b, tuple extras) except -1:
     """What few calls have, after the arrays are in place: see attend in _core.pyi."""
     (softcap, slopes, sinks, query_segments, key_segments, dropout_p, dropout_seed,
-     query_starts, key_starts, longest_q, longest_kv) = extras
+     query_starts, key_starts, longest_q, longest_kv, cache) = extras
     get(b, SLOPES, slopes, PyBUF_STRIDES)
     get(b, SINKS, sinks, PyBUF_STRIDES)
     get(b, QUERY_SEGMENTS, query_segments, PyBUF_STRIDES)
@@ -151,6 +154,14 @@ cdef int fill_extras(attn_problem *p, buffers *b, tuple extras) except -1:
         p.key_starts = <const int64_t *>b.view[KEY_STARTS].buf
         p.batch = b.view[QUERY_STARTS].shape[0] - 1
         p.n_q, p.n_kv = longest_q, longest_kv
+    if cache is not None:
+        pages, page_size, key_scales, value_scales, longest_kv = cache
+        fill_cache(&b.cache, b, pages, page_size, key_scales, value_scales)
+        p.cache = &b.cache
+        # key and value are pools (pages, n_kv_heads, page_size * d): no tensors with rows
+        p.n_kv_heads = b.view[KEY].shape[1]
+        p.d_v = b.view[VALUE].shape[2] // <int64_t>page_size
+        p.n_kv = longest_kv
     return 0
 
 
@@ -235,6 +246,7 @@ def softmax(scores, out, mask, lengths, int dtype, int num_threads):
 
 include "_core_additive.pxi"
 include "_core_backward.pxi"
+include "_core_cache.pxi"
 
 
 def supported_isas():

@@ -140,6 +140,17 @@ def dtype_code(dtype: np.dtype) -> int | None:
     return code
 
 
+def as_dtype(value: Any) -> np.dtype:
+    """A `dtype` argument as one that the kernels store, in native byte order."""
+    try:
+        dtype = native(np.dtype(value))
+    except TypeError:
+        dtype = None
+    if dtype is None or dtype_code(dtype) is None:
+        raise TypeError(f"dtype: got {value!r}, expected {SUPPORTED} as NumPy knows them")
+    return dtype
+
+
 def is_bfloat16(dtype: np.dtype) -> bool:
     """Known by its name, so that ml_dtypes need not be imported to ask."""
     return dtype.kind == "V" and dtype.type.__name__ == "bfloat16"

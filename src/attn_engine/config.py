@@ -46,6 +46,14 @@ def set_num_threads(num_threads: int | None) -> None:
         The number is not positive.
     TypeError
         It is not an integer.
+
+    Notes
+    -----
+    Between calls the threads wait awake for some 30 us, then they sleep. That is set for GCC's
+    OpenMP runtime while the package is imported, unless the environment has ``GOMP_SPINCOUNT`` or
+    ``OMP_WAIT_POLICY``, and holds for all users of that runtime in the process. Where another
+    library has loaded the runtime before, it stays as that has found it: several ms by default,
+    in which NumPy's products find a core taken. Import attn_engine first, or set the variable.
     """
     global chosen_threads
     check_environment()

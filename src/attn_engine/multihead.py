@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from . import config
-from .arrays import SUPPORTED, as_floats, compute_type, dtype_code, native
+from .arrays import as_dtype, as_floats, compute_type
 from .dot_product import scaled_dot_product_attention
 from .options import check_count, check_flag, check_share
 from .outputs import weights_html
@@ -143,7 +143,7 @@ class MultiheadAttention:
         self.add_bias_kv = check_flag("add_bias_kv", add_bias_kv)
         self.add_zero_attn = check_flag("add_zero_attn", add_zero_attn)
         self.batch_first = check_flag("batch_first", batch_first)
-        self.dtype = _float_dtype(dtype)
+        self.dtype = as_dtype(dtype)
         self.training = False
         self._rng = np.random.default_rng(rng)
         self._set(initial_parameters(self._shapes(), self._rng))
@@ -364,14 +364,3 @@ class MultiheadAttention:
             rows = [row] * self.add_bias_kv + [np.zeros(1, parts[i].dtype)] * self.add_zero_attn
             parts[i] = with_rows(rows, parts[i], 1 - inputs.batch_axis)
         return [heads_first(part, self.head_dim, inputs.batch_axis) for part in parts]
-
-
-def _float_dtype(value: DTypeLike) -> np.dtype:
-    """A dtype that the kernels store, in native byte order."""
-    try:
-        dtype = native(np.dtype(value))
-    except TypeError:
-        dtype = None
-    if dtype is None or dtype_code(dtype) is None:
-        raise TypeError(f"dtype: got {value!r}, expected {SUPPORTED} as NumPy knows them")
-    return dtype

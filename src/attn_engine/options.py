@@ -217,6 +217,7 @@ class Extras(NamedTuple):
     key_starts: np.ndarray | None = None
     longest_q: int = 0
     longest_kv: int = 0
+    cache: tuple | None = None
 
 
 class Limits(NamedTuple):

@@ -51,16 +51,18 @@ def attention_backward(
     forward = problem.attention(*tensors, **(options | given))
     query, shape = tensors[0], forward.output.shape
     dtype, compute = native(query.dtype), compute_type(query.dtype)
-    _, n_kv, rows = _sizes(forward, query.ndim)
-    grad_output = like_forward("grad_output", grad_output, shape, dtype, "the output")
-    output = like_forward("output", output, shape, dtype, "the output")
-    lse = like_forward("lse", lse, rows, compute, "lse, which return_lse=True returns")
+    bshd, n_kv, rows = _sizes(forward, query.ndim)
+    words = "the output, (..., {}, d_v)".format("n_q, n_heads" if bshd else "n_heads, n_q")
+    grad_output = like_forward("grad_output", grad_output, shape, dtype, words)
+    output = like_forward("output", output, shape, dtype, words)
+    words = "the lse that return_lse=True returns, (..., n_heads, n_q)"
+    lse = like_forward("lse", lse, rows, compute, words)
     if grad_weights is not None:
         grad_weights = like_forward(
-            "grad_weights", grad_weights, (*rows, n_kv), dtype, "the weights"
+            "grad_weights", grad_weights, (*rows, n_kv), dtype, "the weights, (..., n_q, n_kv)"
         )
     if grad_lse is not None:
-        grad_lse = like_forward("grad_lse", grad_lse, rows, compute, "lse")
+        grad_lse = like_forward("grad_lse", grad_lse, rows, compute, words)
 
     # All is checked: now copies of what the core cannot read, and room for what it adds to.
     inputs = dict(zip(names, tensors, strict=True)) | {
@@ -102,28 +104,28 @@ def _given(name: str, value: Any) -> np.ndarray | None:
     return as_array(name, value)
 
 
-def _sizes(forward: Any, rank: int) -> tuple[Shape, int, Shape]:
-    """Batch axes, n_kv, and the shape of lse, of a checked call."""
+def _sizes(forward: Any, rank: int) -> tuple[bool, int, Shape]:
+    """Whether heads come after the sequence axis, n_kv, and the shape of lse, of a checked call."""
     bshd = forward.arguments[16] and rank > 2
     *outer, a, b, _ = forward.output.shape if rank > 2 else (1, *forward.output.shape)
     rows = (*outer, b, a) if bshd else (*outer, a, b)
     key = forward.arguments[1]
-    return tuple(outer), key.shape[-3 if bshd else -2], rows if rank > 2 else rows[1:]
+    return bshd, key.shape[-3 if bshd else -2], rows if rank > 2 else rows[1:]
 
 
 def like_forward(name: str, value: Any, shape: Shape, dtype: np.dtype, what: str) -> np.ndarray:
     """An array of the shape and dtype that the forward returned, or would have."""
     if value is None:
-        raise TypeError(f"{name}: got None, expected an array of shape {shape}, as {what}")
+        raise TypeError(f"{name}: got None, expected an array of shape {shape}, that of {what}")
     array = as_floats(name, value)
     if array.shape != shape:
         raise ValueError(
-            f"{name}: shape {array.shape}, expected {shape}, the shape of {what} "
-            f"for these arguments"
+            f"{name}: shape {array.shape}, expected {shape}, that of {what}; "
+            f"pass the one that belongs to these arguments"
         )
     if native(array.dtype) != dtype:
         raise TypeError(
-            f"{name}: dtype {array.dtype}, expected {dtype}, the dtype of {what}; "
+            f"{name}: dtype {array.dtype}, expected {dtype}, that of {what}; "
             f"convert it, e.g. {name}.astype({_spelled(dtype)})"
         )
     return array

@@ -51,6 +51,7 @@ class _Function(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         saved, n = [_detached(x) for x in ctx.saved_tensors], ctx.n_outputs
+        cotangents = tuple(map(_detached, cotangents))
         if cotangents[0] is None:
             cotangents = torch.zeros_like(saved[0]), *cotangents[1:]
         arrays = tuple(

@@ -1,0 +1,44 @@
+"""A cache's pages as attend reads them, and append, which fills them."""
+
+
+cdef int fill_cache(
+    attn_cache *c, buffers *b, pages, page_size, key_scales, value_scales
+) except -1:
+    get(b, PAGES, pages, PyBUF_STRIDES)
+    get(b, KEY_SCALES, key_scales, PyBUF_STRIDES | PyBUF_WRITABLE)
+    get(b, VALUE_SCALES, value_scales, PyBUF_STRIDES | PyBUF_WRITABLE)
+    c.pages, c.page_size = <const int64_t *>b.view[PAGES].buf, page_size
+    c.pages_per_entry = b.view[PAGES].shape[1]
+    c.key_scales = <float *>b.view[KEY_SCALES].buf
+    c.value_scales = <float *>b.view[VALUE_SCALES].buf
+    return 0
+
+
+def append(key, value, key_pool, value_pool, key_scales, value_scales, pages, starts, counts,
+           page_size, int dtype, int num_threads):
+    cdef attn_append_problem p
+    cdef buffers b
+    cdef attn_status status
+    memset(&p, 0, sizeof(p))
+    memset(&b, 0, sizeof(b))
+    try:
+        get(&b, KEY, key, PyBUF_STRIDES)
+        get(&b, VALUE, value, PyBUF_STRIDES)
+        get(&b, KEY_POOL, key_pool, PyBUF_STRIDES | PyBUF_WRITABLE)
+        get(&b, VALUE_POOL, value_pool, PyBUF_STRIDES | PyBUF_WRITABLE)
+        get(&b, STARTS, starts, PyBUF_STRIDES)
+        get(&b, COUNTS, counts, PyBUF_STRIDES)
+        fill_cache(&p.cache, &b, pages, page_size, key_scales, value_scales)
+        p.dtype, p.num_threads = dtype, num_threads
+        p.batch, p.n_kv_heads = b.view[KEY].shape[0], b.view[KEY].shape[1]
+        p.d_qk, p.d_v = b.view[KEY].shape[3], b.view[VALUE].shape[3]
+        p.key = tensor(&b.view[KEY], False)
+        p.value = tensor(&b.view[VALUE], False)
+        p.key_pool, p.value_pool = b.view[KEY_POOL].buf, b.view[VALUE_POOL].buf
+        p.starts = <const int64_t *>b.view[STARTS].buf
+        p.counts = <const int64_t *>b.view[COUNTS].buf
+        with nogil:
+            status = attn_append(&p, poll)
+        finish(status)
+    finally:
+        release(&b)

@@ -1,0 +1,120 @@
+"""What a cache is asked to be: its sizes and types, checked."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ._core import DTYPES, KEY_TILE, UNBOUNDED
+from .arrays import CODES, F64, as_dtype, compute_type
+from .options import check_count
+
+# Name of the core's code and type of the pools, by what is stored. bfloat16 is stored as its bits.
+_STORAGES = {
+    "float32": ("f32", np.float32),
+    "float64": ("f64", np.float64),
+    "float16": ("f32_f16", np.float16),
+    "bfloat16": ("f32_bf16", np.uint16),
+    "int8": ("f32_i8", np.int8),
+}
+
+
+class Kind(NamedTuple):
+    """The arguments of a cache, checked, and what follows from them."""
+
+    batch: int
+    n_kv_heads: int
+    d_qk: int
+    d_v: int
+    capacity: int
+    dtype: np.dtype
+    storage: str
+    window: int | None
+    page_size: int
+    compute: np.dtype  # what tokens are handed to the core in, queries and outputs too
+    code: int  # index into the core's DTYPES
+    plain_code: int  # of the dtype, if that is what is computed in, else -1
+    left: int  # side of the window
+
+    @property
+    def pool_type(self) -> np.dtype:
+        """What the pools are made of."""
+        return np.dtype(_STORAGES[self.storage][1])
+
+    @property
+    def most(self) -> int:
+        """Tokens of an entry, in a ring as many as there are."""
+        return self.capacity if self.window is None else UNBOUNDED
+
+    @property
+    def columns(self) -> int:
+        """Pages of an entry; a ring gives up its oldest as a whole, and has one more for that."""
+        if self.window is None:
+            return -(-self.capacity // self.page_size)
+        return -(-(self.capacity - 1) // self.page_size) + 1
+
+
+def check_kind(
+    batch: Any,
+    n_kv_heads: Any,
+    d_qk: Any,
+    capacity: Any,
+    d_v: Any,
+    dtype: Any,
+    storage: Any,
+    window: Any,
+    page_size: Any,
+) -> Kind:
+    """`KVCache`'s arguments."""
+    batch, n_kv_heads = check_count("batch", batch), check_count("n_kv_heads", n_kv_heads)
+    d_qk, capacity = check_count("d_qk", d_qk), check_count("capacity", capacity)
+    d_v = d_qk if d_v is None else check_count("d_v", d_v)
+    dtype = as_dtype(dtype)
+    storage = _storage(storage, dtype)
+    if window is not None:
+        window = check_count("window", window)
+        if window > capacity:
+            raise ValueError(
+                f"capacity: got {capacity}, but with a window of {window} a query sees that many "
+                f"keys; pass at least {window}, and one more for each further token that is appended "
+                f"at a time"
+            )
+    if page_size is None:
+        # A ring forgets page by page.
+        page_size = KEY_TILE if window else _tiled(capacity)
+    page_size = check_count("page_size", page_size)
+    if page_size % KEY_TILE:
+        raise ValueError(
+            f"page_size: got {page_size}, expected a multiple of {KEY_TILE}, e.g. "
+            f"{_tiled(page_size)}"
+        )
+    compute = compute_type(dtype)
+    return Kind(
+        *(batch, n_kv_heads, d_qk, d_v, capacity, dtype, storage, window, page_size),
+        compute,
+        DTYPES.index(_STORAGES[storage][0]),
+        CODES[dtype] if dtype == compute else -1,
+        UNBOUNDED if window is None else window - 1,
+    )
+
+
+def _tiled(n: int) -> int:
+    """The next multiple of what the core stores together."""
+    return -(-n // KEY_TILE) * KEY_TILE
+
+
+def _storage(value: Any, dtype: np.dtype) -> str:
+    """The name of what is stored."""
+    if value is None:
+        return dtype.name
+    try:
+        name = value if isinstance(value, str) else np.dtype(value).name
+    except TypeError:
+        name = None
+    if name not in _STORAGES:
+        raise ValueError(f"storage: got {value!r}, expected one of {', '.join(_STORAGES)}")
+    if (name == "float64") != (dtype == F64):
+        raise ValueError(
+            f"storage: {name} does not go with dtype {dtype}; float64 is stored as it is, and "
+            f"nothing else is stored as float64"
+        )
+    return name

@@ -1,0 +1,289 @@
+"""The checks and messages of `KVCache`; what comes out is what the compiled core takes."""
+
+from math import sqrt
+from typing import Any
+
+import numpy as np
+
+from ._core import UNBOUNDED
+from .arrays import (
+    CODES,
+    F32,
+    LARGEST,
+    as_floats,
+    as_integers,
+    as_mask,
+    is_walkable,
+    native,
+    prepared_mask,
+    walkable,
+)
+from .cache_kind import Kind
+from .options import (
+    Extras,
+    Limits,
+    check_flag,
+    check_lengths,
+    check_limits,
+    check_range,
+    check_scale,
+    check_sinks,
+    check_slopes,
+    check_softcap,
+)
+from .outputs import Problem, check_out, destination
+from .pages import Pages
+from .pools import Pools
+from .shapes import Shape, check_broadcast
+
+# Bound once: the hot path below asks for them at every call.
+_ndarray, _empty = np.ndarray, np.empty
+_MAX_SCALE = LARGEST[F32]
+_NO_OPTIONS = tuple(Extras(0.0, None, None, None, None, 0.0, 0))[:-1]
+
+# What to do about an axis that is not the cache's.
+_ADVICE = {
+    "batch": "pass all entries at once, those without tokens have a length of 0",
+    "n_kv_heads": "a cache holds the heads of keys and values, before they are shared",
+    "n_heads": "n_heads must be a multiple of n_kv_heads",
+    "d_qk": "project it, or make a cache of that d_qk",
+    "d_v": "project it, or make a cache of that d_v",
+}
+
+
+def check_tokens(
+    kind: Kind, pages: Pages, key: Any, value: Any, lengths: Any
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What `append` adds, as the core reads it, and the number of tokens of each entry."""
+    key, value = as_floats("key", key), as_floats("value", value)
+    _check_tensor(kind, "key", key, ("batch", "n_kv_heads", "n_new", "d_qk"))
+    _check_tensor(kind, "value", value, ("batch", "n_kv_heads", "n_new", "d_v"))
+    n_new = key.shape[2]
+    if value.shape[2] != n_new:
+        raise ValueError(
+            f"value: n_new is {value.shape[2]} but key has n_new {n_new} (key {key.shape}, value "
+            f"{value.shape}); give every key one value"
+        )
+    if lengths is None:
+        counts = np.full(kind.batch, n_new, np.int64)
+    else:
+        counts = check_lengths("lengths", lengths, (kind.batch,), n_new, "n_new")
+    before = pages.lengths()
+    if kind.window is None and (before + counts).max() > kind.capacity:
+        b = int(np.argmax(before + counts))
+        raise ValueError(
+            f"cache is full: entry {b} has {before[b]} tokens and {counts[b]} more make "
+            f"{before[b] + counts[b]}, but capacity is {kind.capacity}; make a larger cache, give it "
+            f"a window so that it forgets what is older, or truncate() it"
+        )
+    return _readable(kind, key), _readable(kind, value), counts
+
+
+def _check_tensor(kind: Kind, name: str, array: np.ndarray, axes: tuple[str, ...]) -> None:
+    """The dtype is the cache's, and so is every axis that has one of its names."""
+    if native(array.dtype) != kind.dtype:
+        raise TypeError(
+            f"{name}: dtype {array.dtype} but the cache has {kind.dtype}; convert it, or make the "
+            f"cache with dtype={native(array.dtype).name!r} (storage is chosen apart)"
+        )
+    shape, words = array.shape, f"({', '.join(axes)})"
+    if array.ndim != 4:
+        alone = f"; a single sequence is {name}[None]" if array.ndim == 3 else ""
+        raise ValueError(f"{name}: shape {shape}, expected 4 axes {words}{alone}")
+    found = _mismatch(kind, shape, axes)
+    if found is not None:
+        if _mismatch(kind, array.swapaxes(1, 2).shape, axes) is None:
+            advice = f"use {name}.swapaxes(1, 2)"
+        else:
+            advice = _ADVICE[found[0]]
+        raise ValueError(f"{name}: {found[1]} ({name} {shape}, axes {words}); {advice}")
+
+
+def _mismatch(kind: Kind, shape: Shape, axes: tuple[str, ...]) -> tuple[str, str] | None:
+    """The first axis that is not as the cache's, and the words for that; or None."""
+    for axis, got in zip(axes, shape, strict=True):
+        if axis == "n_heads":
+            if got == 0 or got % kind.n_kv_heads:
+                return axis, f"n_heads is {got} but the cache has n_kv_heads {kind.n_kv_heads}"
+        elif axis in Kind._fields and got != getattr(kind, axis):
+            return axis, f"{axis} is {got} but the cache has {axis} {getattr(kind, axis)}"
+    return None
+
+
+def _readable(kind: Kind, array: np.ndarray) -> np.ndarray:
+    """In the type that is computed in, rows dense."""
+    with np.errstate(all="ignore"):  # padding may hold anything
+        return walkable(array).astype(kind.compute, copy=False)
+
+
+def check_kept(kind: Kind, pages: Pages, lengths: Any) -> np.ndarray:
+    """What `truncate` leaves: no more than there is, and with what the next query looks back at."""
+    lengths = as_integers("lengths", lengths)
+    if lengths.shape != (kind.batch,):
+        raise ValueError(
+            f"lengths: shape {lengths.shape}, expected ({kind.batch},), one length for each batch "
+            f"entry; those before are cache.lengths"
+        )
+    longest = pages.lengths()
+    check_range("lengths", lengths, int(longest.max()), "; truncate() only shortens")
+    for b in np.flatnonzero(lengths > longest)[:1]:
+        raise ValueError(
+            f"lengths: got {lengths[b]} at index {b}, where the cache has {longest[b]} tokens; "
+            f"truncate() only shortens"
+        )
+    if kind.window is not None:
+        least = pages.starts + kind.window - 1
+        for b in np.flatnonzero((pages.starts > 0) & (lengths > 0) & (lengths < least))[:1]:
+            raise ValueError(
+                f"lengths: got {lengths[b]} at index {b}, where tokens before {pages.starts[b]} are "
+                f"overwritten and a window of {kind.window} needs some of them; keep at least "
+                f"{least[b]}, or 0 to begin anew"
+            )
+    return lengths.astype(np.int64)
+
+
+def check_order(kind: Kind, batch_index: Any) -> np.ndarray:
+    """Which entry each entry becomes."""
+    index = as_integers("batch_index", batch_index)
+    if index.shape != (kind.batch,):
+        raise ValueError(
+            f"batch_index: shape {index.shape}, expected ({kind.batch},): for each entry the one "
+            f"that it continues"
+        )
+    check_range("batch_index", index, kind.batch - 1)
+    return index.astype(np.int64)
+
+
+def plain_attention(
+    kind: Kind, pages: Pages, pools: Pools, query: Any, is_causal: Any, scale: Any, threads: int
+) -> tuple | None:
+    """The core's arguments if nothing is unusual about these, else None; never an error."""
+    if type(query) is not _ndarray or CODES.get(query.dtype) != kind.plain_code:
+        return None
+    shape = query.shape
+    if not (
+        len(shape) == 4
+        and shape[0] == kind.batch
+        and shape[1]
+        and shape[1] % kind.n_kv_heads == 0
+        and shape[2] + kind.left <= pages.least_left
+        and shape[3] == kind.d_qk
+        and (query.flags.carray or is_walkable(query))
+        and type(is_causal) is bool
+    ):
+        return None
+    if scale is None:
+        scale = 1.0 / sqrt(kind.d_qk)
+    elif type(scale) is not float or not -_MAX_SCALE <= scale <= _MAX_SCALE:
+        return None
+    keys, values, *scales = pools
+    offsets = pages.ends - (pages.one_each if shape[2] == 1 else shape[2])
+    return (
+        query, keys, values, _empty((*shape[:3], kind.d_v), query.dtype),
+        None, None, None, None, None, pages.ends, offsets,
+        scale, 0, kind.left, 0 if is_causal else UNBOUNDED, kind.code, False, threads,
+        (*_NO_OPTIONS, (pages.table, pages.size, *scales, pages.longest)),
+    )  # fmt: skip
+
+
+def attention(
+    kind: Kind,
+    pages: Pages,
+    pools: Pools,
+    query: Any,
+    attn_mask: Any,
+    *,
+    is_causal: Any,
+    scale: Any,
+    window: Any,
+    query_lengths: Any,
+    softcap: Any,
+    alibi_slopes: Any,
+    sinks: Any,
+    return_weights: Any,
+    return_lse: Any,
+    out: Any,
+    threads: int,
+) -> Problem:
+    """`KVCache.attend`'s arguments, checked; its weights are over what is held alone."""
+    want_weights = check_flag("return_weights", return_weights)
+    want_lse = check_flag("return_lse", return_lse)
+    query = as_floats("query", query)
+    _check_tensor(kind, "query", query, ("batch", "n_heads", "n_q", "d_qk"))
+    rows, shape = query.shape[:3], (*query.shape[:3], kind.d_v)
+    batch, n_heads, n_q = (kind.batch,), *rows[1:]
+    dtype, compute, n_kv = kind.dtype, kind.compute, pages.longest
+    limits = check_limits(
+        is_causal, "bottom_right", window, query_lengths, pages.ends, batch, n_q, n_kv
+    )
+    if kind.window is not None:
+        limits = limits._replace(left=min(limits.left, kind.left))
+        _check_reach(kind, pages, n_q, limits)
+    mask = _mask(attn_mask, (*rows, int(pages.lengths().max())))
+    scale = check_scale(scale, kind.d_qk, compute)
+    extras = Extras(
+        check_softcap(softcap, compute),
+        check_slopes(alibi_slopes, batch, n_heads, compute),
+        check_sinks(sinks, n_heads, compute),
+        None,
+        None,
+        0.0,
+        0,
+        cache=(pages.table, pages.size, *pools[2:], n_kv),
+    )
+    check_out(out, shape, dtype, {"query": query, "attn_mask": mask}, "(batch, n_heads, n_q, d_v)")
+
+    # All is checked: now copies of what the core cannot read, and room for what it writes.
+    if dtype == compute:
+        output, target, spill = destination(out, shape, dtype, shape)
+    else:
+        output = target = np.empty(shape, compute)
+        spill = np.empty(shape, dtype) if out is None else out
+    weights = np.empty((*rows, n_kv), compute) if want_weights else None
+    lse = np.empty(rows, compute) if want_lse else None
+    arguments = (
+        _readable(kind, query), *pools[:2], target, weights, lse,
+        None if mask is None else _core_mask(mask, compute, pages.starts, n_kv), None,
+        *limits[:3], scale, *limits[3:], kind.code, False, threads, tuple(extras),
+    )  # fmt: skip
+    return Problem(arguments, output, weights, lse, spill)
+
+
+def _check_reach(kind: Kind, pages: Pages, n_q: int, limits: Limits) -> None:
+    """A ring still has all keys that the window of each query names."""
+    queries = np.full(kind.batch, n_q) if limits.query_lengths is None else limits.query_lengths
+    missing = (pages.starts > 0) & (queries > 0) & (pages.ends - queries < limits.left)
+    for b in np.flatnonzero(missing)[:1]:
+        raise ValueError(
+            f"query: n_q is {queries[b]}, but of entry {b} the last {pages.ends[b]} tokens are "
+            f"left, enough for {max(pages.ends[b] - limits.left, 0)} queries with a window of "
+            f"{limits.left + 1}; append and attend at most {kind.capacity - limits.left} tokens at "
+            f"a time, or make a cache with capacity {limits.left + queries[b]}"
+        )
+
+
+def _mask(value: Any, scores: Shape) -> np.ndarray | None:
+    """A mask that broadcasts to the scores of all tokens, as it came."""
+    if value is None:
+        return None
+    mask = as_mask("attn_mask", value)
+    axes = ("batch", "n_heads", "n_q", "n_kv")
+    check_broadcast("attn_mask", mask.shape, "scores", scores, axes)
+    return mask
+
+
+def _core_mask(mask: np.ndarray, compute: np.dtype, starts: np.ndarray, n_kv: int) -> np.ndarray:
+    """The mask over what is held alone, which begins elsewhere in each entry of a ring."""
+    mask = prepared_mask(mask, compute)
+    if mask.shape[-1] == 1 or not starts.any():
+        return mask
+    return moved(mask.reshape((1,) * (4 - mask.ndim) + mask.shape), starts, n_kv)
+
+
+def moved(array: np.ndarray, steps: np.ndarray, n: int) -> np.ndarray:
+    """(batch, ..., n): entry b's last axis moved down by steps[b]; 0 where nothing comes."""
+    result = np.zeros((len(steps), *array.shape[1:-1], n), array.dtype)
+    for b, step in enumerate(steps.tolist()):
+        first, last = max(step, 0), min(step + n, array.shape[-1])
+        result[b, ..., first - step : last - step] = array[b % len(array), ..., first:last]
+    return result
