@@ -132,7 +132,7 @@ def additive_attention_backward(
     >>> weights = additive_attention(*inputs).weights
     >>> gradients = additive_attention_backward(np.ones(1), *inputs, weights)
     >>> gradients.query.round(3), gradients.keys.ravel().round(3)
-    (array([-0.126]), array([0.102, 0.772]))
+    (array([-0.126]), array([0.101, 0.773]))
     """
     call = problem.additive_backward(
         grad_context,
