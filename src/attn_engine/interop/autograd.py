@@ -128,7 +128,7 @@ def additive_attention(
     >>> def loss(query):  # doctest: +SKIP
     ...     return np.sum(additive_attention(query, keys, None, None, v_a).weights[0])
     >>> grad(loss)(np.zeros(3)).round(3)  # doctest: +SKIP
-    array([-0.129,  0.065,  0.065])
+    array([-0.129,  0.064,  0.064])
     """
     arrays = query, keys, W_a, U_a, v_a, values, bias, v_scale, location
     return ContextResult(*_additive(*arrays, **options))
