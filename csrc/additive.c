@@ -17,7 +17,7 @@
  * Sources: Bahdanau, Cho and Bengio 2014 (the score). */
 #include "internal.h"
 #include "simd.h"
-#include "tanh.h"
+#include "factored.h"
 #include "mask.h"
 #include "tiles.h"
 
@@ -25,14 +25,6 @@
 #define ROWS 4               /* queries that share the keys they load */
 #define VALUE_KEYS 128       /* keys in one chain of weighted values */
 #define LARGE_V REAL(0x1p60) /* a longer v might overflow beside the exponentials */
-
-#if LANES == 1 /* multiply-adds that are not fused lose the argument's low part */
-#define FACTORED_LIMIT REAL(2.0)
-#elif defined ATTN_DTYPE_f64
-#define FACTORED_LIMIT REAL(170.0) /* products of two stay below 2^1000 */
-#else
-#define FACTORED_LIMIT REAL(21.0) /* products of two stay below 2^122 */
-#endif
 
 typedef struct additive { /* what a task works on */
     const attn_problem *p;
@@ -50,12 +42,6 @@ typedef struct additive { /* what a task works on */
 static const real *query_row(const additive *t, int64_t r) {
     const attn_tensor *query = &t->p->query;
     return (const real *)query->data + at(query, t->batch, t->head, t->i0 + r);
-}
-
-/* e^2x in the range where it is used; elsewhere a number that is not. NaN stays. */
-INLINE vec exponential(vec x) {
-    const vec limit = v_set1(FACTORED_LIMIT);
-    return v_exp_twice(v_max(v_sub(v_zero(), limit), v_min(limit, x)));
 }
 
 /* LANES keys from j on as columns, element c of lane l to to[c * KEY_GROUP + l], missing ones 0; or

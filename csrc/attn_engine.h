@@ -139,6 +139,17 @@ typedef struct attn_backward_problem {
         row_sums; /* as lse: the sum of each row's weights and its sink's: 1, or lse is another call's */
 } attn_backward_problem;
 
+/* Gradients of additive attention, or of attention whose scores are q . k alone (v is NULL, dtype is f32
+ * or f64), from the weights that the forward returned: they are read, and say what was hidden. No mask,
+ * length or output is. Gradients as in attn_backward_problem. */
+typedef struct attn_additive_backward_problem {
+    attn_additive_problem additive; /* its exponentials are NULL */
+    attn_tensor grad_output;        /* of dtype */
+    const void *grad_weights;       /* as weights, or NULL */
+    attn_tensor query, key, value;
+    void *v; /* as additive.v */
+} attn_additive_backward_problem;
+
 /* How a call will run, for people: attn_describe() fills it without running anything. */
 typedef struct attn_description {
     const char *kernel, *label, *isa;
@@ -152,6 +163,8 @@ attn_status attn_softmax(const attn_softmax_problem *problem, int (*poll)(void))
 attn_status attn_additive(const attn_additive_problem *problem, int (*poll)(void));
 /* Fills exponentials from key; nothing but key's shape and place is read. */
 attn_status attn_additive_keys(const attn_additive_problem *problem, int (*poll)(void));
+attn_status attn_additive_backward(const attn_additive_backward_problem *problem,
+                                   int (*poll)(void));
 attn_status attn_backward(const attn_backward_problem *problem, int (*poll)(void));
 void attn_describe(const attn_problem *problem, attn_description *description);
 void attn_describe_additive(const attn_additive_problem *problem, attn_description *description);

@@ -10,7 +10,7 @@
 
 /* out[j][lane] for n rows of d reals against `vecs` vectors of a panel's lanes. out has room for n rows
  * rounded up to TILE_KEYS. */
-static void row_products(const real *panel, int vecs, const real *rows, int64_t stride, int64_t n,
+INLINE void row_products(const real *panel, int vecs, const real *rows, int64_t stride, int64_t n,
                          int64_t d, real *restrict out) {
     real top[BLOCK_Q]; /* maxima that score_tile finds and nobody asks for */
     for (int v = 0; v < vecs; v++) v_store(top + v * LANES, v_zero());

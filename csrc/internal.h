@@ -14,6 +14,7 @@
 #define SPLIT_KV 512
 #define SOFTMAX_ROWS 16     /* rows per task of the row softmax */
 #define ADDITIVE_BLOCK_Q 32 /* queries per task of additive attention */
+#define ADDITIVE_KEYS 64    /* keys of a block in the backward pass of additive attention */
 #define BACKWARD_PANELS 4   /* blocks of queries that backward holds against a block of keys */
 
 typedef struct attn_watch attn_watch;
@@ -44,7 +45,8 @@ typedef struct attn_plan {
     int64_t n_prepares, n_tasks, n_merges; /* one phase after the other */
     int64_t q_blocks; /* prefill: tasks per head (packed: of all sequences together) */
     int64_t block_kv, key_blocks;
-    int64_t splits, rows; /* decode: key splits, rows that share a kv head; additive: a task's */
+    int64_t splits, rows; /* decode: key splits, rows that share a kv head; additive: a task's;
+                             additive backward: shares of columns, rows of a block */
     int64_t d_qk_padded, d_v_padded;
     bool copy_keys, copy_values;
     bool one_pass;   /* backward: a task is all of a kv head, so that nothing is computed twice */
@@ -120,6 +122,7 @@ attn_plan attn_plan_append(const attn_append_problem *problem);
 attn_plan attn_plan_softmax(const attn_softmax_problem *problem);
 attn_plan attn_plan_additive(const attn_additive_problem *problem);
 attn_plan attn_plan_additive_keys(const attn_additive_problem *problem);
+attn_plan attn_plan_additive_backward(const attn_additive_backward_problem *problem);
 attn_plan attn_plan_backward(const attn_backward_problem *problem, bool parts_only);
 
 #endif

@@ -181,6 +181,42 @@ attn_plan attn_plan_additive_keys(const attn_additive_problem *a) {
     return plan;
 }
 
+/* One task for each head of each entry, or for a share of its columns: just enough shares to keep threads
+ * busy, for each makes the gradients of scores again. */
+attn_plan attn_plan_additive_backward(const attn_additive_backward_problem *g) {
+    const attn_problem *p = &g->additive.attention;
+    attn_plan plan = {.kernel = attn_kernels(attn_get_isa(), p->dtype)->additive_backward,
+                      .threads = 1,
+                      .splits = 1,
+                      .real_bytes = attn_real_bytes(p->dtype)};
+    const int64_t pairs = p->batch * p->n_heads, span = 2 * plan.kernel->lanes;
+    if (pairs * p->n_q == 0) return plan; /* no gradient is other than 0 */
+    const int64_t spans = (p->d_qk + span - 1) / span;
+    const int64_t work = pairs * p->n_q * p->n_kv * (p->d_qk + p->d_v / 4);
+    const int64_t threads = threads_for(work, ADDITIVE_GRAIN, pairs * larger(1, spans), p->num_threads);
+    while (plan.splits < spans && pairs * plan.splits % threads && pairs * plan.splits < 4 * threads)
+        plan.splits++;
+    plan.n_tasks = pairs * plan.splits;
+    plan.threads = (int)smaller(threads, plan.n_tasks);
+    plan.rows = smaller(p->n_q, ADDITIVE_BLOCK_Q);
+    if (g->v) {
+        plan.n_merges = p->n_heads;
+        plan.shared_reals = pairs * p->d_qk;
+    }
+
+    attn_scratch *s = &plan.scratch;
+    const int64_t scores = plan.rows * round_up_to(p->n_kv, KEY_GROUP);
+    s->queries = take(&s->reals, plan.rows * spans * span);
+    s->keys = take(&s->reals, ADDITIVE_KEYS * span);
+    s->values = take(&s->reals, (plan.rows + ADDITIVE_KEYS) * p->d_v);
+    s->rows = take(&s->reals, ADDITIVE_KEYS + spans * (plan.rows + 1));
+    s->output = take(&s->reals, (2 * spans + 1) * span);
+    s->scores = take(&s->reals, scores);
+    s->gradients = take(&s->reals, scores);
+    s->hidden = take(&s->reals, scores / plan.real_bytes + 1);
+    return plan;
+}
+
 /* Tasks of backward. One for each kv head does every product once; where that leaves threads idle, key
  * blocks (gradients of keys and values) and query blocks (all others) are tasks of their own, which
  * compute scores twice: seven products instead of five. All sums run in the same order either way. */

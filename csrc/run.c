@@ -256,6 +256,12 @@ attn_status attn_additive_keys(const attn_additive_problem *problem, int (*poll)
     return run_plan(problem, &plan, poll);
 }
 
+attn_status attn_additive_backward(const attn_additive_backward_problem *problem,
+                                   int (*poll)(void)) {
+    const attn_plan plan = attn_plan_additive_backward(problem);
+    return run_plan(problem, &plan, poll);
+}
+
 attn_status attn_backward(const attn_backward_problem *problem, int (*poll)(void)) {
     if (problem->parts) {
         const attn_plan plan = attn_plan_backward(problem, true);

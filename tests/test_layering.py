@@ -22,6 +22,7 @@ LAYERS = [
     *("analysis", "outputs", "problem", "packed", "config", "projected", "problem_classic"),
     *("problem_additive", "additive", "multiplicative", "monotonic", "dot_product"),
     *("problem_backward", "backward", "varlen", "plans", "merge"),
+    *("problem_classic_backward", "classic_backward"),
     *("cache_kind", "pages", "pools", "problem_cache", "cache", "rotary"),
     *("projection", "parameters", "problem_multihead", "multihead", "doctor", "__init__"),
 ]
@@ -38,7 +39,10 @@ OWNERS = {
     r"\b_mm\d*_|\b__m\d+|immintrin|arm_neon|\bv(ld|st)1q?_": ["simd_avx2.h", "simd_avx512.h"],
     r"\b(printf|fprintf|puts|abort|exit)\b": [],
 }
-KERNELS = ["prefill.c", "decode.c", "softmax.c", "additive.c", "append.c", "backward.c"]
+KERNELS = [
+    *("prefill.c", "decode.c", "softmax.c", "additive.c", "append.c", "backward.c"),
+    "additive_backward.c",
+]
 
 
 def code(path):
@@ -66,6 +70,7 @@ def test_every_module_has_its_layer():
         p.parent.name for p in PACKAGE.glob("*/*.py")
     }
     references = {"reference", "reference_backward", "reference_classic", "reference_multihead"}
+    references |= {"reference_backward_classic"}
     assert modules == {*LAYERS[1:], *EXTRAS, *references}
 
 
@@ -80,6 +85,7 @@ def test_the_reference_stands_alone():
     assert imports(PACKAGE / "reference.py") == set()
     assert imports(PACKAGE / "reference_classic.py") == {"reference"}
     assert imports(PACKAGE / "reference_backward.py") == {"reference"}
+    assert imports(PACKAGE / "reference_backward_classic.py") == {"reference_classic"}
     assert imports(PACKAGE / "reference_multihead.py") == {"reference"}
 
 

@@ -4,6 +4,16 @@ from ._load import version as __version__
 from .additive import additive_attention, concat_attention, project_keys
 from .backward import AttentionGradients, scaled_dot_product_attention_backward
 from .cache import KVCache
+from .classic_backward import (
+    AdditiveGradients,
+    ConcatGradients,
+    DotGradients,
+    GeneralGradients,
+    additive_attention_backward,
+    concat_attention_backward,
+    dot_attention_backward,
+    general_attention_backward,
+)
 from .config import get_isa, get_num_threads, set_isa, set_num_threads, show_config
 from .doctor import Diagnosis, diagnose
 from .dot_product import (
@@ -25,10 +35,14 @@ from .shapes import ShapeError
 from .varlen import scaled_dot_product_attention_varlen
 
 __all__ = [
+    "AdditiveGradients",
     "AttentionGradients",
     "AttentionResult",
+    "ConcatGradients",
     "ContextResult",
     "Diagnosis",
+    "DotGradients",
+    "GeneralGradients",
     "KVCache",
     "MergedAttention",
     "MultiheadAttention",
@@ -38,11 +52,15 @@ __all__ = [
     "ShapeError",
     "__version__",
     "additive_attention",
+    "additive_attention_backward",
     "concat_attention",
     "diagnose",
+    "concat_attention_backward",
     "dot_attention",
+    "dot_attention_backward",
     "explain",
     "general_attention",
+    "general_attention_backward",
     "get_isa",
     "get_num_threads",
     "merge_attention",

@@ -97,6 +97,13 @@ cdef extern from "attn_engine.h":
         void *parts
         void *row_sums
 
+    ctypedef struct attn_additive_backward_problem:
+        attn_additive_problem additive
+        attn_tensor grad_output
+        const void *grad_weights
+        attn_tensor query, key, value
+        void *v
+
     ctypedef struct attn_description:
         const char *kernel
         const char *label
@@ -116,6 +123,9 @@ cdef extern from "attn_engine.h":
     ) noexcept nogil
     attn_status attn_additive_keys(
         const attn_additive_problem *problem, int (*poll)() noexcept
+    ) noexcept nogil
+    attn_status attn_additive_backward(
+        const attn_additive_backward_problem *problem, int (*poll)() noexcept
     ) noexcept nogil
     attn_status attn_backward(
         const attn_backward_problem *problem, int (*poll)() noexcept

@@ -101,6 +101,13 @@ def backward(
     wanted: tuple,  # room for gradients, of compute type and filled with 0, or None: of query, key,
     #   value (last axis dense), mask (attend's axes), its batch_offsets, sinks, alibi_slopes
 ) -> None: ...
+def additive_backward(
+    forward: tuple,  # additive's arguments; exponentials, out, weights, mask and lengths are None;
+    #   v is None for scores q . k, of float32 or float64
+    given: tuple,  # grad_output: as additive's out; weights, as it made them; grad_weights, as they, or None
+    wanted: tuple,  # room for gradients, of compute type, C-contiguous and filled with 0, or None: of
+    #   query, key, value and v
+) -> None: ...
 
 UNBOUNDED: int
 GROUP: int

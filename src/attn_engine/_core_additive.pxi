@@ -100,3 +100,37 @@ def additive_keys(key, exponentials, int dtype, int num_threads):
         finish(status)
     finally:
         release(&b)
+
+
+def additive_backward(tuple forward, given, wanted):
+    cdef attn_additive_backward_problem g
+    cdef attn_problem *p = &g.additive.attention
+    cdef buffers b
+    cdef attn_status status
+    cdef bint step_only
+    memset(&g, 0, sizeof(g))
+    memset(&b, 0, sizeof(b))
+    grad_output, weights, grad_weights = given
+    query, key, value, v = wanted
+    try:
+        fill_additive(&g.additive, &b, forward)
+        get(&b, GRAD_OUTPUT, grad_output, PyBUF_STRIDES)
+        get(&b, WEIGHTS, weights, PyBUF_STRIDES)
+        get(&b, GRAD_WEIGHTS, grad_weights, PyBUF_STRIDES)
+        get(&b, TO_QUERY, query, PyBUF_STRIDES | PyBUF_WRITABLE)
+        get(&b, TO_KEY, key, PyBUF_STRIDES | PyBUF_WRITABLE)
+        get(&b, TO_VALUE, value, PyBUF_STRIDES | PyBUF_WRITABLE)
+        get(&b, TO_V, v, PyBUF_STRIDES | PyBUF_WRITABLE)
+        step_only = b.view[QUERY].ndim < b.view[KEY].ndim
+        p.weights = b.view[WEIGHTS].buf
+        g.grad_output = rows_of(&b.view[GRAD_OUTPUT], p.d_v, step_only)
+        g.grad_weights = b.view[GRAD_WEIGHTS].buf
+        g.query = rows_of(&b.view[TO_QUERY], p.d_qk, step_only)
+        g.key = rows_of(&b.view[TO_KEY], p.d_qk, False)
+        g.value = rows_of(&b.view[TO_VALUE], p.d_v, False)
+        g.v = b.view[TO_V].buf
+        with nogil:
+            status = attn_additive_backward(&g, poll)
+        finish(status)
+    finally:
+        release(&b)

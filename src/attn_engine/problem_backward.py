@@ -11,7 +11,6 @@ from .outputs import flat
 from .shapes import Shape, ShapeError
 
 NAMES = ("query", "key", "value", "attn_mask", "sinks", "alibi_slopes")
-_EVERY_NAME = frozenset(NAMES)
 
 
 class Backward(NamedTuple):
@@ -45,7 +44,7 @@ def attention_backward(
     options: dict[str, Any],
 ) -> Backward:
     """`scaled_dot_product_attention_backward`'s arguments, checked; raises all that it documents."""
-    needs = _check_needs(needs)
+    needs = check_needs(needs, NAMES)
     names = ("query", "key", "value")
     tensors = tuple(as_array(name, x) for name, x in zip(names, tensors, strict=True))
     given = {name: _given(name, options[name]) for name in ("attn_mask", "sinks", "alibi_slopes")}
@@ -54,16 +53,16 @@ def attention_backward(
     dtype, compute = native(query.dtype), compute_type(query.dtype)
     bshd, n_kv, rows = _sizes(forward, query.ndim)
     words = "the output, (..., {}, d_v)".format("n_q, n_heads" if bshd else "n_heads, n_q")
-    grad_output = _like_forward("grad_output", grad_output, shape, dtype, words)
-    output = _like_forward("output", output, shape, dtype, words)
+    grad_output = like_forward("grad_output", grad_output, shape, dtype, words)
+    output = like_forward("output", output, shape, dtype, words)
     words = "the lse that return_lse=True returns, (..., n_heads, n_q)"
-    lse = _like_forward("lse", lse, rows, compute, words)
+    lse = like_forward("lse", lse, rows, compute, words)
     if grad_weights is not None:
-        grad_weights = _like_forward(
+        grad_weights = like_forward(
             "grad_weights", grad_weights, (*rows, n_kv), dtype, "the weights, (..., n_q, n_kv)"
         )
     if grad_lse is not None:
-        grad_lse = _like_forward("grad_lse", grad_lse, rows, compute, words)
+        grad_lse = like_forward("grad_lse", grad_lse, rows, compute, words)
 
     # All is checked: now copies of what the core cannot read, and room for what it adds to.
     inputs = dict(zip(names, tensors, strict=True)) | {
@@ -87,16 +86,14 @@ def attention_backward(
     return Backward(arguments, gradients, dtypes, lse, row_sums)
 
 
-def _check_needs(needs: Any) -> frozenset[str]:
-    """Names of the gradients that are asked for."""
-    if needs is NAMES:
-        return _EVERY_NAME
+def check_needs(needs: Any, names: tuple[str, ...]) -> frozenset[str]:
+    """Names of the gradients that are asked for, of those there are."""
     if isinstance(needs, str) or not isinstance(needs, Iterable):
-        raise TypeError(f'needs: got {needs!r}, expected names in a tuple, e.g. ("query", "key")')
+        raise TypeError(f"needs: got {needs!r}, expected names in a tuple, e.g. {names[:2]}")
     needs = tuple(needs)
     for name in needs:
-        if name not in NAMES:
-            raise ValueError(f"needs: got {name!r}, expected names among {', '.join(NAMES)}")
+        if name not in names:
+            raise ValueError(f"needs: got {name!r}, expected names among {', '.join(names)}")
     return frozenset(needs)
 
 
@@ -116,7 +113,7 @@ def _sizes(forward: Any, rank: int) -> tuple[bool, int, Shape]:
     return bshd, key.shape[-3 if bshd else -2], rows if rank > 2 else rows[1:]
 
 
-def _like_forward(name: str, value: Any, shape: Shape, dtype: np.dtype, what: str) -> np.ndarray:
+def like_forward(name: str, value: Any, shape: Shape, dtype: np.dtype, what: str) -> np.ndarray:
     """An array of the shape and dtype that the forward returned, or would have."""
     if value is None:
         raise TypeError(f"{name}: got None, expected an array of shape {shape}, that of {what}")
@@ -124,7 +121,7 @@ def _like_forward(name: str, value: Any, shape: Shape, dtype: np.dtype, what: st
     if array.shape != shape:
         raise ShapeError(
             f"{name}: shape {array.shape}, expected {shape}, that of {what}",
-            "pass the one that belongs to this query, key and value",
+            "pass the one that belongs to these arguments",
             name,
             array.shape,
             shape,

@@ -1,0 +1,153 @@
+"""The attentions as primitives of the package autograd, which differentiates NumPy programs.
+
+The functions take the arguments of their namesakes in attn_engine, but no ``out``, and are traced
+where autograd traces: gradients flow from everything they return to every array of floats.
+"""
+
+from typing import Any
+
+import numpy as np
+from autograd.extend import defvjp_argnums, primitive
+
+from ..dot_product import AttentionResult
+from ..outputs import ContextResult
+from . import differentiable
+from .differentiable import Differentiable
+
+
+def _primitive(function: Differentiable) -> Any:
+    """A primitive whose gradients all come from one call of the backward pass."""
+    traced = primitive(function.forward)
+
+    def make_vjp(argnums: tuple, outputs: tuple, arrays: tuple, options: dict[str, Any]) -> Any:
+        names = tuple(function.names[i] for i in argnums)
+
+        def vjp(cotangents: tuple) -> list[np.ndarray]:
+            cotangents = tuple(
+                np.asarray(g, x.dtype) for g, x in zip(cotangents, outputs, strict=True)
+            )
+            gradients = function.backward(cotangents, outputs, arrays, options, names)
+            return [getattr(gradients, name) for name in names]
+
+        return vjp
+
+    defvjp_argnums(traced, make_vjp)
+    return traced
+
+
+_attention = _primitive(differentiable.ATTENTION)
+_additive = _primitive(differentiable.ADDITIVE_ATTENTION)
+_concat = _primitive(differentiable.CONCAT_ATTENTION)
+_general = _primitive(differentiable.GENERAL_ATTENTION)
+_dot = _primitive(differentiable.DOT_ATTENTION)
+
+
+def scaled_dot_product_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    sinks: Any = None,
+    alibi_slopes: Any = None,
+    return_weights: bool = False,
+    return_lse: bool = False,
+    **options: Any,
+) -> Any:
+    """`attn_engine.scaled_dot_product_attention`, traced.
+
+    Parameters
+    ----------
+    query, key, value, attn_mask, sinks, alibi_slopes : array_like
+        Each may be traced; a boolean mask has no gradient.
+    dropout_p, is_causal, scale, enable_gqa, return_weights, return_lse, **options
+        As there.
+
+    Returns
+    -------
+    ndarray, or AttentionResult(output, weights, lse)
+        Traced, where an input is.
+
+    Raises
+    ------
+    ValueError, TypeError, MemoryError
+        As there.
+    """
+    output, *weights, lse = _attention(
+        query, key, value, attn_mask, sinks, alibi_slopes,
+        dropout_p=dropout_p, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa,
+        return_weights=return_weights, **options,
+    )  # fmt: skip
+    if not return_weights and not return_lse:
+        return output
+    return AttentionResult(output, weights[0] if weights else None, lse if return_lse else None)
+
+
+def additive_attention(
+    query: Any,
+    keys: Any,
+    W_a: Any,
+    U_a: Any,
+    v_a: Any,
+    values: Any = None,
+    *,
+    bias: Any = None,
+    v_scale: Any = None,
+    location: Any = None,
+    **options: Any,
+) -> ContextResult:
+    """`attn_engine.additive_attention`, traced.
+
+    Parameters
+    ----------
+    query, keys, W_a, U_a, v_a, values, bias, v_scale, location : array_like
+        Each may be traced.
+    **options
+        mask, key_lengths, num_heads and num_threads, as there.
+
+    Returns
+    -------
+    context, weights : ndarray
+        Traced, where an input is.
+
+    Raises
+    ------
+    ValueError, TypeError, MemoryError
+        As there.
+
+    Examples
+    --------
+    >>> import autograd.numpy as np  # doctest: +SKIP
+    >>> from autograd import grad  # doctest: +SKIP
+    >>> from attn_engine.interop.autograd import additive_attention  # doctest: +SKIP
+    >>> keys, v_a = np.eye(3), np.ones(3)  # doctest: +SKIP
+    >>> def loss(query):  # doctest: +SKIP
+    ...     return np.sum(additive_attention(query, keys, None, None, v_a).weights[0])
+    >>> grad(loss)(np.zeros(3)).round(3)  # doctest: +SKIP
+    array([-0.129,  0.064,  0.064])
+    """
+    arrays = query, keys, W_a, U_a, v_a, values, bias, v_scale, location
+    return ContextResult(*_additive(*arrays, **options))
+
+
+def concat_attention(
+    query: Any, keys: Any, W_c: Any, v: Any, values: Any = None, **options: Any
+) -> ContextResult:
+    """`attn_engine.concat_attention`, traced; see `additive_attention`."""
+    return ContextResult(*_concat(query, keys, W_c, v, values, **options))
+
+
+def general_attention(
+    query: Any, keys: Any, W: Any, values: Any = None, **options: Any
+) -> ContextResult:
+    """`attn_engine.general_attention`, traced; see `additive_attention`."""
+    return ContextResult(*_general(query, keys, W, values, **options))
+
+
+def dot_attention(query: Any, keys: Any, values: Any = None, **options: Any) -> ContextResult:
+    """`attn_engine.dot_attention`, traced; see `additive_attention`."""
+    return ContextResult(*_dot(query, keys, values, **options))

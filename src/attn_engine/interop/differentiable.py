@@ -1,0 +1,82 @@
+"""The functions that have a backward pass, in the one form that libraries of gradients want.
+
+Each is a forward over the arrays that may have gradients, in a fixed order with None for what is
+not given, and a backward over the same arrays and what the forward returned.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from .. import additive, backward, classic_backward, dot_product, multiplicative
+from ..problem_backward import NAMES as ATTENTION_NAMES
+from ..problem_classic_backward import ADDITIVE, CONCAT, DOT, GENERAL
+
+_FORWARD_ONLY = ("mask", "key_lengths")  # of what the weights already say
+
+
+class Differentiable(NamedTuple):
+    """A function and its backward pass."""
+
+    names: tuple[str, ...]  # of the arrays, as the backward's result has them
+    forward: Callable[..., tuple[Any, ...]]  # (*arrays, **options): outputs
+    backward: Callable[..., Any]  # (cotangents, outputs, arrays, options, needs): gradients
+
+
+def _attention_forward(*arrays: Any, return_weights: bool = False, **options: Any) -> tuple:
+    """Output and lse, and weights before it if they are asked for."""
+    query, key, value, *more = arrays
+    options |= dict(zip(ATTENTION_NAMES[3:], more, strict=True))
+    result = dot_product.scaled_dot_product_attention(
+        query, key, value, return_weights=return_weights, return_lse=True, **options
+    )
+    return tuple(x for x in result if x is not None)
+
+
+def _attention_backward(
+    cotangents: tuple, outputs: tuple, arrays: tuple, options: dict[str, Any], needs: tuple
+) -> backward.AttentionGradients:
+    """Gradients by output, weights (if they were returned) and lse."""
+    query, key, value, *more = arrays
+    options = {k: v for k, v in options.items() if k != "return_weights"}
+    options |= dict(zip(ATTENTION_NAMES[3:], more, strict=True))
+    of_output, *of_weights, of_lse = cotangents
+    return backward.scaled_dot_product_attention_backward(
+        of_output, query, key, value, outputs[0], outputs[-1], **options,
+        grad_weights=of_weights[0] if of_weights else None, grad_lse=of_lse, needs=needs,
+    )  # fmt: skip
+
+
+def _classic(names: tuple[str, ...], forward: Callable, backward: Callable) -> Differentiable:
+    """An attention of recurrent networks: the first arrays by position, others by name."""
+    first = names.index("values") + 1
+
+    def run(*arrays: Any, **options: Any) -> tuple:
+        return tuple(forward(*arrays[:first], **_by_name(arrays), **options))
+
+    def run_back(
+        cotangents: tuple, outputs: tuple, arrays: tuple, options: dict[str, Any], needs: tuple
+    ) -> Any:
+        options = {k: v for k, v in options.items() if k not in _FORWARD_ONLY}
+        of_context, of_weights = cotangents
+        return backward(
+            of_context, *arrays[:first], outputs[1], **_by_name(arrays), **options,
+            grad_weights=of_weights, needs=needs,
+        )  # fmt: skip
+
+    def _by_name(arrays: tuple) -> dict[str, Any]:
+        return dict(zip(names[first:], arrays[first:], strict=True))
+
+    return Differentiable(names, run, run_back)
+
+
+ATTENTION = Differentiable(ATTENTION_NAMES, _attention_forward, _attention_backward)
+ADDITIVE_ATTENTION = _classic(
+    ADDITIVE, additive.additive_attention, classic_backward.additive_attention_backward
+)
+CONCAT_ATTENTION = _classic(
+    CONCAT, additive.concat_attention, classic_backward.concat_attention_backward
+)
+GENERAL_ATTENTION = _classic(
+    GENERAL, multiplicative.general_attention, classic_backward.general_attention_backward
+)
+DOT_ATTENTION = _classic(DOT, multiplicative.dot_attention, classic_backward.dot_attention_backward)

@@ -1,0 +1,188 @@
+"""The attentions as functions of torch that autograd differentiates, on CPU tensors.
+
+The functions take the arguments of their namesakes in attn_engine, but no ``out``. Tensors are read
+where they lie, whatever their strides; gradients come back in the dtype of each.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..arrays import is_bfloat16
+from ..dot_product import AttentionResult
+from ..outputs import ContextResult
+from . import differentiable
+from .differentiable import Differentiable
+
+
+def _detached(x: Any) -> Any:
+    """What the engine reads: a tensor's memory without its history."""
+    return x.detach() if isinstance(x, torch.Tensor) else x
+
+
+def _tensor(array: np.ndarray) -> torch.Tensor:
+    """An array of the engine as a tensor of the same memory."""
+    array = np.asarray(array)
+    if is_bfloat16(array.dtype):
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+class _Function(torch.autograd.Function):
+    """Forward and backward of any of the functions."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, function: Differentiable, options: dict[str, Any], *arrays: Any
+    ) -> tuple[torch.Tensor, ...]:
+        options = {name: _detached(x) for name, x in options.items()}
+        outputs = function.forward(*map(_detached, arrays), **options)
+        outputs = tuple(map(_tensor, outputs))
+        ctx.function, ctx.options = function, options
+        tensors = [x if isinstance(x, torch.Tensor) else None for x in arrays]
+        ctx.others = [None if isinstance(x, torch.Tensor) else x for x in arrays]
+        ctx.save_for_backward(*outputs, *tensors)
+        ctx.n_outputs = len(outputs)
+        ctx.set_materialize_grads(False)  # None says that the loss does not use an output
+        return outputs
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        saved, n = [_detached(x) for x in ctx.saved_tensors], ctx.n_outputs
+        cotangents = tuple(map(_detached, cotangents))
+        if cotangents[0] is None:
+            cotangents = torch.zeros_like(saved[0]), *cotangents[1:]
+        arrays = tuple(
+            other if tensor is None else tensor
+            for tensor, other in zip(saved[n:], ctx.others, strict=True)
+        )
+        names, asked = ctx.function.names, ctx.needs_input_grad[2:]
+        needs = tuple(name for name, wanted in zip(names, asked, strict=True) if wanted)
+        gradients = ctx.function.backward(cotangents, saved[:n], arrays, ctx.options, needs)
+        results = (getattr(gradients, name) for name in names)
+        return None, None, *(None if x is None else _tensor(x) for x in results)
+
+
+def scaled_dot_product_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    sinks: torch.Tensor | None = None,
+    alibi_slopes: torch.Tensor | None = None,
+    return_weights: bool = False,
+    return_lse: bool = False,
+    **options: Any,
+) -> Any:
+    """`attn_engine.scaled_dot_product_attention` of tensors, which may require gradients.
+
+    Parameters
+    ----------
+    query, key, value, attn_mask, sinks, alibi_slopes : Tensor
+        On the CPU, of any strides. A boolean mask has no gradient.
+    dropout_p, is_causal, scale, enable_gqa, return_weights, return_lse, **options
+        As there; dropout needs a dropout_seed.
+
+    Returns
+    -------
+    Tensor, or AttentionResult(output, weights, lse)
+
+    Raises
+    ------
+    ValueError, TypeError, MemoryError
+        As there.
+
+    Examples
+    --------
+    >>> import torch  # doctest: +SKIP
+    >>> from attn_engine.interop.torch import scaled_dot_product_attention  # doctest: +SKIP
+    >>> query = torch.zeros(1, 2, requires_grad=True)  # doctest: +SKIP
+    >>> key, value = torch.eye(2), torch.tensor([[1.0], [3.0]])  # doctest: +SKIP
+    >>> scaled_dot_product_attention(query, key, value, scale=1.0).sum().backward()  # doctest: +SKIP
+    >>> query.grad  # doctest: +SKIP
+    tensor([[-0.5000,  0.5000]])
+    """
+    options |= {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
+    options |= {"enable_gqa": enable_gqa, "return_weights": return_weights}
+    arrays = query, key, value, attn_mask, sinks, alibi_slopes
+    output, *weights, lse = _Function.apply(differentiable.ATTENTION, options, *arrays)
+    if not return_weights and not return_lse:
+        return output
+    return AttentionResult(output, weights[0] if weights else None, lse if return_lse else None)
+
+
+def additive_attention(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    W_a: torch.Tensor | None,
+    U_a: torch.Tensor | None,
+    v_a: torch.Tensor,
+    values: torch.Tensor | None = None,
+    *,
+    bias: torch.Tensor | None = None,
+    v_scale: float | None = None,
+    location: torch.Tensor | None = None,
+    **options: Any,
+) -> ContextResult:
+    """`attn_engine.additive_attention` of tensors, which may require gradients.
+
+    Parameters
+    ----------
+    query, keys, W_a, U_a, v_a, values, bias, location : Tensor
+        On the CPU, of any strides.
+    v_scale, **options
+        As there: v_scale, mask, key_lengths, num_heads, num_threads.
+
+    Returns
+    -------
+    context, weights : Tensor
+
+    Raises
+    ------
+    ValueError, TypeError, MemoryError
+        As there.
+    """
+    arrays = query, keys, W_a, U_a, v_a, values, bias, v_scale, location
+    return _classic(differentiable.ADDITIVE_ATTENTION, options, arrays)
+
+
+def concat_attention(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    W_c: torch.Tensor,
+    v: torch.Tensor,
+    values: torch.Tensor | None = None,
+    **options: Any,
+) -> ContextResult:
+    """`attn_engine.concat_attention` of tensors; see `additive_attention`."""
+    return _classic(differentiable.CONCAT_ATTENTION, options, (query, keys, W_c, v, values))
+
+
+def general_attention(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    W: torch.Tensor,
+    values: torch.Tensor | None = None,
+    **options: Any,
+) -> ContextResult:
+    """`attn_engine.general_attention` of tensors; see `additive_attention`."""
+    return _classic(differentiable.GENERAL_ATTENTION, options, (query, keys, W, values))
+
+
+def dot_attention(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor | None = None, **options: Any
+) -> ContextResult:
+    """`attn_engine.dot_attention` of tensors; see `additive_attention`."""
+    return _classic(differentiable.DOT_ATTENTION, options, (query, keys, values))
+
+
+def _classic(function: Differentiable, options: dict[str, Any], arrays: tuple) -> ContextResult:
+    """An attention of recurrent networks."""
+    return ContextResult(*_Function.apply(function, options, *arrays))

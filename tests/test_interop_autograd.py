@@ -1,0 +1,114 @@
+"""The primitives of autograd: its gradients through them are slopes, and the backward pass's own."""
+
+import numpy as np
+import pytest
+from cases import make_problem
+from classic_gradients import INPUTS, make_training
+from gradients import with_cotangents
+
+pytest.importorskip("autograd", reason="autograd is not installed: NOTHING is tested of it")
+import autograd.numpy as anp
+from autograd import grad
+from autograd.test_util import check_grads
+
+from attn_engine.interop import autograd as traced
+
+
+def weighted(result, cotangents):
+    """The loss whose gradients by outputs are these; None for one that it does not use."""
+    return sum(anp.sum(x * g) for x, g in zip(result, cotangents, strict=True) if g is not None)
+
+
+@pytest.mark.parametrize("guided", [False, True])
+@pytest.mark.parametrize("score", INPUTS)
+def test_classic_attentions(score, guided):
+    lengths = np.array([7, 3])
+    training = make_training(score, guided=guided, key_lengths=lengths, heads=1)
+    function = getattr(traced, f"{score}_attention")
+    cotangents = training.grad_context, training.grad_weights
+    inputs = list(training.inputs.values())
+    extras = {n: x for n, x in training.extras.items() if x is not None}
+
+    def loss(arrays):
+        named = dict(zip(extras, arrays[len(inputs) :], strict=True))
+        result = function(*arrays[: len(inputs)], **named, key_lengths=lengths)
+        return weighted(result, cotangents)
+
+    gradients = grad(loss)([*inputs, *extras.values()])
+    expected = training.run()
+    for name, x in zip([*training.inputs, *extras], gradients, strict=True):
+        np.testing.assert_array_equal(x, getattr(expected, name), err_msg=name)
+
+
+def test_v_scale_and_location_are_traced():
+    training = make_training(steps=(), v_scale=1.5, location=True)
+    extras = training.extras["v_scale"], training.extras["location"]
+
+    def loss(v_scale, location):
+        result = traced.additive_attention(
+            *training.inputs.values(),
+            bias=training.extras["bias"], v_scale=v_scale, location=location,
+        )  # fmt: skip
+        return weighted(result, (training.grad_context, training.grad_weights))
+
+    check_grads(loss, modes=["rev"], order=1)(*extras)
+
+
+def test_attention_with_every_array():
+    rng = np.random.default_rng(0)
+    problem = make_problem(np.float64).but(
+        attn_mask=rng.standard_normal((2, 1, 5, 23)),
+        sinks=rng.standard_normal(4),
+        alibi_slopes=rng.random(4),
+    )
+    training = with_cotangents(problem, weights=True, lse=True)
+    expected = training.run()
+    tensors = problem.query, problem.key, problem.value
+    names = "attn_mask", "sinks", "alibi_slopes"
+    options = {k: v for k, v in problem.options.items() if k not in names}
+    cotangents = training.grad_output, training.grad_weights, training.grad_lse
+
+    def loss(query, key, value, *more):
+        result = traced.scaled_dot_product_attention(
+            query, key, value, **dict(zip(names, more, strict=True)),
+            **options, return_weights=True, return_lse=True,
+        )  # fmt: skip
+        return weighted(result, cotangents)
+
+    arrays = *tensors, *(problem.options[name] for name in names)
+    gradients = grad(loss, tuple(range(6)))(*arrays)
+    for name, x in zip(expected._fields, gradients, strict=True):
+        np.testing.assert_array_equal(x, getattr(expected, name), err_msg=name)
+
+
+def test_a_network_of_them():
+    """Outputs of one go into another, with autograd's own functions between."""
+    rng = np.random.default_rng(0)
+    x, W = rng.standard_normal((2, 5, 6)), rng.standard_normal((6, 6))
+
+    def loss(x, W):
+        inner = traced.scaled_dot_product_attention(x, x, anp.tanh(x @ W), is_causal=True)
+        context, _ = traced.general_attention(inner, x, W, num_heads=2)
+        return anp.sum(context**2)
+
+    check_grads(loss, modes=["rev"], order=1)(x, W)
+
+
+def test_float32_stays():
+    training = make_training(dtype=np.float32, guided=False)
+    arrays = list(training.inputs.values())
+
+    def loss(query):
+        return anp.sum(traced.additive_attention(query, *arrays[1:]).context)
+
+    assert grad(loss)(arrays[0]).dtype == np.float32
+
+
+def test_untraced_calls_are_the_engine_s():
+    training = make_training()
+    result = traced.additive_attention(*training.inputs.values(), bias=training.extras["bias"])
+    np.testing.assert_array_equal(result.context, training.forward().context)
+    with pytest.raises(ValueError, match="W_a: d_s is 4"):
+        traced.additive_attention(
+            *(x[..., :4] if n == "W_a" else x for n, x in training.inputs.items())
+        )

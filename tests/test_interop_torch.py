@@ -1,0 +1,114 @@
+"""The functions of torch: gradients against torch's own formulas, strides, dtypes, and gradcheck."""
+
+import numpy as np
+import pytest
+from cases import make_problem
+from classic_gradients import INPUTS, make_training
+from gradients import with_cotangents
+
+torch = pytest.importorskip("torch", reason="torch is not installed: NOTHING is tested of it")
+
+from attn_engine.interop import torch as ours
+
+
+def leaf(x):
+    """A tensor that gradients are wanted of."""
+    return torch.tensor(x, requires_grad=True)
+
+
+@pytest.mark.parametrize("score", INPUTS)
+def test_classic_attentions(score):
+    lengths = np.array([7, 3])
+    training = make_training(score, key_lengths=lengths)
+    leaves = {n: leaf(x) for n, x in training.given().items()}
+    positional = [leaves[n] for n in training.inputs]
+    extras = {n: x for n, x in leaves.items() if n in training.extras}
+    result = getattr(ours, f"{score}_attention")(
+        *positional, **extras, key_lengths=torch.tensor(lengths)
+    )
+    loss = (result.context * torch.tensor(training.grad_context)).sum()
+    (loss + (result.weights * torch.tensor(training.grad_weights)).sum()).backward()
+    expected = training.run()
+    for name, x in leaves.items():
+        np.testing.assert_array_equal(x.grad.numpy(), getattr(expected, name), err_msg=name)
+
+
+def test_attention_with_every_array():
+    rng = np.random.default_rng(0)
+    problem = make_problem(np.float64).but(
+        attn_mask=rng.standard_normal((2, 1, 5, 23)),
+        sinks=rng.standard_normal(4),
+        alibi_slopes=rng.random(4),
+    )
+    training = with_cotangents(problem, weights=True, lse=True)
+    leaves = {n: leaf(getattr(problem, n)) for n in ("query", "key", "value")}
+    named = {n: leaf(problem.options[n]) for n in ("attn_mask", "sinks", "alibi_slopes")}
+    options = {k: v for k, v in problem.options.items() if k not in named}
+    result = ours.scaled_dot_product_attention(
+        *leaves.values(), **named, **options, return_weights=True, return_lse=True
+    )
+    cotangents = training.grad_output, training.grad_weights, training.grad_lse
+    sum((x * torch.tensor(g)).sum() for x, g in zip(result, cotangents, strict=True)).backward()
+    expected = training.run()
+    for name, x in (leaves | named).items():
+        np.testing.assert_array_equal(x.grad.numpy(), getattr(expected, name), err_msg=name)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_torch_s_attention_has_the_same_gradients(dtype, is_causal):
+    """Tensors as models have them: heads out of a (batch, n, heads * d) by a transposition."""
+    torch.manual_seed(0)
+    wide = [torch.randn(2, 20, 32, dtype=torch.float64).to(dtype) for _ in range(4)]
+    gradients = []
+    for attend in (
+        ours.scaled_dot_product_attention,
+        torch.nn.functional.scaled_dot_product_attention,
+    ):
+        leaves = [x.clone().requires_grad_() for x in wide[:3]]
+        heads = [x.view(2, 20, 4, 8).transpose(1, 2) for x in leaves]
+        output = attend(*heads, is_causal=is_causal).transpose(1, 2).reshape(2, 20, 32)
+        (output * wide[3]).sum().backward()
+        assert all(x.grad.dtype == dtype for x in leaves)
+        gradients.append([x.grad.double() for x in leaves])
+    tolerance = {torch.float64: 1e-12, torch.float32: 1e-5}.get(dtype, 0.1)
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=tolerance)
+
+
+def test_gradcheck():
+    torch.manual_seed(0)
+    query, keys = torch.randn(2, 3, 4).double(), torch.randn(2, 5, 4).double()
+    arrays = [x.requires_grad_() for x in (query, keys, torch.randn(4).double())]
+
+    def attend(query, keys, v_a):
+        return tuple(ours.additive_attention(query, keys, None, None, v_a))
+
+    assert torch.autograd.gradcheck(attend, arrays)
+
+
+def test_an_expanded_gradient_and_unused_outputs():
+    """sum() hands back a gradient of stride 0; a loss on weights alone has none of the context."""
+    training = make_training(dtype=np.float32, guided=False)
+    query, *others = (torch.tensor(x) for x in training.inputs.values())
+    query.requires_grad_()
+    result = ours.additive_attention(query, *others)
+    (by_context,) = torch.autograd.grad(result.context.sum(), query, retain_graph=True)
+    (by_weights,) = torch.autograd.grad(result.weights[..., 0].sum(), query)
+    assert by_context.any() and by_weights.any() and not by_context.equal(by_weights)
+
+
+def test_a_second_derivative_is_refused():
+    query = torch.randn(3, 4, requires_grad=True)
+    output = ours.scaled_dot_product_attention(query, query, query)
+    (gradient,) = torch.autograd.grad((output**2).sum(), query, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
+
+
+def test_what_the_engine_refuses():
+    query = torch.randn(3, 4, requires_grad=True)
+    with pytest.raises(ValueError, match="key: d_qk is 5"):
+        ours.scaled_dot_product_attention(query, torch.randn(3, 5), torch.randn(3, 5))
+    with pytest.raises(TypeError, match="cpu"):
+        ours.scaled_dot_product_attention(query, query, query.to("meta"))
