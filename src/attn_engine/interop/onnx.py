@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ..arrays import as_array, as_floats, as_integers, check_same_dtype, compute_type
-from ..plans import explain
 from ..dot_product import scaled_dot_product_attention
 from ..options import check_range
+from ..plans import explain
 from ..reference import scores_and_visible, visible_sum
 from ..rotary import rotary_embedding as _rotary_embedding
 
