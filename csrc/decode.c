@@ -17,6 +17,7 @@
 #include "mask.h"
 #include "score.h"
 #include "cache.h"
+#include "stream.h"
 
 /* One split of one kv head. */
 typedef struct split {

@@ -1,4 +1,4 @@
-/* The two products of decode, which is bound by memory: rows are read once, whole, in the order they lie.
+/* The products of decode, which is bound by memory: rows are read once, whole, in the order they lie.
  *
  * A memory controller follows one run of addresses at full rate and several at a time at much less, so
  * keys are taken one by one and values in rows as wide as the registers hold; what lies a little further
@@ -60,20 +60,61 @@ static void dot_product(int64_t rows, const real *restrict q, int64_t q_stride, 
         const real *qr = q + r * q_stride;
         real *to = out + r * out_stride;
         /* the commonest head sizes as constants: a quarter faster where keys lie in cache */
-#define DOTS_D(N, FETCH, D) dot_rows(N, FETCH, qr, q_stride, keys, stride, n, D, to, out_stride)
-#define DOTS(N, FETCH)                                                                         \
-    case 2 * (N) + (FETCH):                                                                    \
-        if (d == 64) DOTS_D(N, FETCH, 64);                                                     \
-        else if (d == 128) DOTS_D(N, FETCH, 128);                                              \
-        else DOTS_D(N, FETCH, d);                                                              \
+#define DOTS(N, FETCH, D)                                                                      \
+    dot_rows(N, FETCH, qr, q_stride, keys, stride, n, D, to, out_stride)
+#define CASE(N)                                                                                \
+    case N:                                                                                    \
+        if (r > 0) DOTS(N, false, d);                                                          \
+        else if (d == 64) DOTS(N, true, 64);                                                   \
+        else if (d == 128) DOTS(N, true, 128);                                                 \
+        else DOTS(N, true, d);                                                                 \
         break;
-        switch (2 * nr + (r == 0)) {
-            DOTS(1, true) DOTS(2, true) DOTS(3, true) DOTS(4, true)
-            DOTS(1, false) DOTS(2, false) DOTS(3, false) DOTS(4, false)
-        }
+        switch (nr) { CASE(1) CASE(2) CASE(3) CASE(4) }
+#undef CASE
 #undef DOTS
-#undef DOTS_D
     }
+}
+
+/* Scores of `rows` queries for nv vectors of keys of a tile. */
+INLINE void tile_dots(const int rows, const int nv, const bool fetch, const real *restrict q,
+                      int64_t q_stride, const stored *restrict tile, int64_t d, real *restrict out,
+                      int64_t out_stride) {
+    vec acc[TILE_ROWS][TILE_DV];
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int v = 0; v < nv; v++) acc[r][v] = v_zero();
+    for (int64_t c = 0; c < d; c++, tile += KEY_TILE) {
+        vec x[TILE_DV];
+        UNROLL for (int v = 0; v < nv; v++) {
+            x[v] = v_load_stored(tile + v * LANES);
+            if (fetch && v * LANES % LINE == 0) v_prefetch(tile + v * LANES + 2 * LINE * KEY_TILE);
+        }
+        UNROLL for (int r = 0; r < rows; r++) {
+            const vec y = v_set1(q[r * q_stride + c]);
+            UNROLL for (int v = 0; v < nv; v++) acc[r][v] = v_fma(y, x[v], acc[r][v]);
+        }
+    }
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int v = 0; v < nv; v++) v_store(out + r * out_stride + v * LANES, acc[r][v]);
+}
+
+/* out[r * out_stride + k] = q[r] . key k of the tile, all KEY_TILE of them. */
+static void tile_product(int64_t rows, const real *restrict q, int64_t q_stride, const stored *restrict tile,
+                         int64_t d, real *restrict out, int64_t out_stride) {
+    for (int k = 0; k < KEY_TILE; k += TILE_DV * LANES)
+        for (int64_t r = 0, nr; r < rows; r += nr) {
+            nr = even_piece(rows - r, TILE_ROWS);
+            const real *qr = q + r * q_stride;
+            real *to = out + r * out_stride + k;
+            switch (nr) {
+#define DOTS(N)                                                                                \
+    case N:                                                                                    \
+        if (r == 0) tile_dots(N, TILE_DV, true, qr, q_stride, tile + k, d, to, out_stride);    \
+        else tile_dots(N, TILE_DV, false, qr, q_stride, tile + k, d, to, out_stride);          \
+        break;
+                DOTS(1) DOTS(2) DOTS(3) DOTS(4) DOTS(5) DOTS(6)
+#undef DOTS
+            }
+        }
 }
 
 /* out[r][column ...] += sum over n keys of weight[r][j] * value[j][column ...], nv vectors of them;
