@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Make README's tables and charts from the JSON of benchmarks/peers.py.
+"""Make README's tables and charts from the JSON of benchmarks/peers.py, or of benchmarks/cost.py.
 
     python benchmarks/figures.py one_thread.json all_threads.json
+    python benchmarks/figures.py cost.json
 
 Rewrites what stands in README.md between <!-- speed --> and <!-- /speed --> and docs/speed.svg from
 the cases of attention, and <!-- additive --> and docs/additive.svg from those of recurrent networks,
 as far as the files have such cases. Every case that was timed is in a table, the lost ones included.
+With the second line docs/cost.svg.
 """
 
 import json
@@ -14,6 +16,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from xml.sax.saxutils import escape
+
+from cost import score_cost
+
+from attn_engine.bench.cases import Case
 
 ROOT = Path(__file__).resolve().parent.parent
 ENGINE = "attn_engine"
@@ -42,13 +48,23 @@ COLOURS = {
 ADDITIVE_COLOURS = {"numpy": "#56b4e9", "torch.compile": "#e69f00"} | COLOURS
 LONGEST = 200  # times as fast, at the right end of the logarithmic axis
 LEFT, UNIT = 190, 430  # pixels: where bars begin, and the length of the longest
+LINES = {  # of the chart of costs: is_causal, d
+    (False, 64): "#0072b2",
+    (True, 64): "#56b4e9",
+    (False, 128): "#d55e00",
+    (True, 128): "#e69f00",
+}
+FLAT_FROM = 256  # tokens, where a call's fixed cost should no longer show
 
 
 def main() -> int:
-    if len(sys.argv) != 3:
+    if len(sys.argv) not in (2, 3):
         print(__doc__.split("\n\n")[1], file=sys.stderr)
         return 2
     runs = [json.loads(Path(name).read_text(encoding="utf-8")) for name in sys.argv[1:]]
+    if len(runs) == 1:
+        (ROOT / "docs" / "cost.svg").write_text(cost_chart(runs[0]), encoding="utf-8")
+        return 0
     for section, draw, classic in (
         ("speed", speed_chart, False),
         ("additive", additive_chart, True),
@@ -111,7 +127,8 @@ def table(runs: list[dict]) -> str:
         limits = " and ".join(f"{run['product_gflops']:.0f}" for run in runs)
         what += (
             f" %: share of the limit measured in the same run ({limits} Gflop/s for the best 2048³ "
-            "float32 product; for decode, reading as many bytes)."
+            "float32 product; for decode the rate of summing one buffer of the size of K and V over "
+            "and over, out of whichever cache holds it)."
         )
     lines += [
         "",
@@ -186,6 +203,63 @@ def chart(
             )
             y += 17
         y += 11
+    return picture(run, title, note, y + 8, parts)
+
+
+def cost_chart(run: dict) -> str:
+    """An SVG of lines: time per visible score against the number of tokens."""
+    lines = {key: {} for key in LINES}
+    for row in run["comparisons"]:
+        case = Case(**row["case"])
+        cost = score_cost(case, row["results"][ENGINE]["seconds"])
+        lines[case.is_causal, case.d][case.n_kv] = cost
+    full, causal = (
+        max(
+            cost / min(line.values())
+            for (is_causal, _), line in lines.items()
+            for n, cost in line.items()
+            if is_causal == kind and n >= FLAT_FROM
+        )
+        for kind in (False, True)
+    )
+    lengths = sorted(lines[False, 64])
+    octaves = math.log2(lengths[-1] / lengths[0])
+    step = 1000  # picoseconds between marks
+    top = math.ceil(max(max(line.values()) for line in lines.values()) / step) * step
+    left, right, high, low = 60, 600, 64, 304
+
+    def x(n: int) -> float:
+        return left + (right - left) * math.log2(n / lengths[0]) / octaves
+
+    def y(cost: float) -> float:
+        return low - (low - high) * cost / top
+
+    parts = []
+    for mark in range(0, top + 1, step):
+        parts.append(
+            f'<path d="M{left} {y(mark):.1f}H{right}" stroke="#8c959f" stroke-opacity=".35"/>'
+            f'<text x="{left - 8}" y="{y(mark) + 4:.1f}" text-anchor="end" class="l">{mark}</text>'
+        )
+    for n in (n for n in lengths if n & (n - 1) == 0):
+        parts.append(
+            f'<text x="{x(n):.1f}" y="{low + 18}" text-anchor="middle" class="l">{n}</text>'
+        )
+    for (is_causal, d), line in lines.items():
+        colour = LINES[is_causal, d]
+        points = " ".join(f"{x(n):.1f},{y(cost):.1f}" for n, cost in sorted(line.items()))
+        at = y(lines[False, d][lengths[-1]]) + (14 if is_causal else 0)
+        words = f"d {d}, {'causal' if is_causal else 'full'}"
+        parts.append(
+            f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>'
+            f'<text x="{right + 8}" y="{at:.1f}" class="l" style="fill:{colour}">{words}</text>'
+        )
+    note = f"from {FLAT_FROM} on within {full:.2f} (full), {causal:.2f} (causal) of the lowest"
+    title = "Picoseconds per visible score, by number of tokens"
+    return picture(run, title, note, low + 32, parts)
+
+
+def picture(run: dict, title: str, note: str, height: int, parts: list[str]) -> str:
+    """A whole SVG: title, a line about the run, and what was drawn below them."""
     style = (
         "text{font-family:system-ui,sans-serif;fill:#1f2328}.h{font-size:15px;font-weight:600}"
         ".t{font-size:13px}.l{font-size:11px}.s{font-size:11px;fill:#656d76}"
@@ -193,8 +267,8 @@ def chart(
     )
     where = f"{run['machine']['cpu']}, {run['threads']} thread, {run['date'][:10]}"
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 760 {y + 8}" width="760" '
-        f'height="{y + 8}" role="img" aria-label="{escape(title)}"><style>{style}</style>'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 760 {height}" width="760" '
+        f'height="{height}" role="img" aria-label="{escape(title)}"><style>{style}</style>'
         f'<text x="16" y="24" class="h">{escape(title)}</text>'
         f'<text x="16" y="43" class="s">{escape(note)}; {escape(where)}; every result checked '
         "first</text>" + "".join(parts) + "</svg>\n"

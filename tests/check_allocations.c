@@ -1,6 +1,6 @@
-/* After the first call of a size the engine allocates nothing, and a thread that ends leaves nothing
- * behind. The linker sends its calls of malloc and the like here (--wrap in CMakeLists.txt); what
- * OpenMP's runtime needs to form a team is its own. */
+/* After the first call of a size the engine allocates nothing, and a thread that ends leaves
+ * nothing. The linker sends its calls of malloc and the like here (--wrap in CMakeLists.txt). What
+ * GCC's OpenMP runtime allocates for a team of another size than the last is its own. */
 #include "check.h"
 
 #include <pthread.h>

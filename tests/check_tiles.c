@@ -72,6 +72,7 @@ static void score_tiles(void) {
 typedef struct product { /* out (rows, stride) = weights (rows, n) @ values (n, d_v) + alpha out */
     int64_t rows, n, d_v, padded, stride;
     bool is_stored, scaled, transposed; /* transposed: weights lie as (n, rows) */
+    bool continued; /* unless scaled, chains go on from what out held, which value_product drops */
     guarded weights, values, alpha, out;
     weight_tile w;
     value_rows v;
@@ -117,8 +118,8 @@ static void product_check(const product *t, const char *name) {
         for (int64_t c = 0; c < t->d_v; c++) {
             const real alpha = ((const real *)t->alpha.data)[r], old = t->before[r * t->stride + c];
             const real got = ((const real *)t->out.data)[r * t->stride + c];
-            double sum = t->scaled ? (double)alpha * (double)old : 0, size = fabs(sum);
-            real chain = 0;
+            real chain = t->continued && !t->scaled ? old : 0;
+            double sum = t->scaled ? (double)alpha * (double)old : (double)chain, size = fabs(sum);
             for (int64_t j = 0; j < t->n; j++) {
                 const real w = t->w.data[r * t->w.row + j * t->w.key], x = product_value(t, j, c);
                 if (w == 0) continue;
@@ -166,6 +167,7 @@ static void guarded_rows(void) {
         product t = product_new(1 + check_pick(2), 9, 1 + check_pick(3 * LANES), trial % 16,
                                 trial / 16 % 2);
         const int64_t columns = t.v.stride;
+        t.continued = true;
         for (int64_t j = 0; j < t.n; j++) {
             const bool hide = check_pick(2);
             for (int64_t r = 0; r < t.rows; r++) {
