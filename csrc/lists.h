@@ -25,7 +25,7 @@
     X(prefill, __VA_ARGS__) X(decode, __VA_ARGS__) X(append, __VA_ARGS__)
 #define ATTN_KERNELS(X, ...)                                                                       \
     ATTN_CACHE_KERNELS(X, __VA_ARGS__)                                                             \
-    X(softmax, __VA_ARGS__) X(additive, __VA_ARGS__) X(backward, __VA_ARGS__)                      \
-    X(additive_backward, __VA_ARGS__)
+    X(softmax, __VA_ARGS__)                                                                        \
+    X(additive, __VA_ARGS__) X(backward, __VA_ARGS__) X(additive_backward, __VA_ARGS__)
 
 #endif

@@ -193,8 +193,10 @@ attn_plan attn_plan_additive_backward(const attn_additive_backward_problem *g) {
     if (pairs * p->n_q == 0) return plan; /* no gradient is other than 0 */
     const int64_t spans = (p->d_qk + span - 1) / span;
     const int64_t work = pairs * p->n_q * p->n_kv * (p->d_qk + p->d_v / 4);
-    const int64_t threads = threads_for(work, ADDITIVE_GRAIN, pairs * larger(1, spans), p->num_threads);
-    while (plan.splits < spans && pairs * plan.splits % threads && pairs * plan.splits < 4 * threads)
+    const int64_t threads =
+        threads_for(work, ADDITIVE_GRAIN, pairs * larger(1, spans), p->num_threads);
+    while (plan.splits < spans && pairs * plan.splits % threads &&
+           pairs * plan.splits < 4 * threads)
         plan.splits++;
     plan.n_tasks = pairs * plan.splits;
     plan.threads = (int)smaller(threads, plan.n_tasks);
