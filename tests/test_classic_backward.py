@@ -268,3 +268,17 @@ def test_torch_agrees(values):
     gradients = training.run()._asdict()
     for name, leaf in leaves.items():
         np.testing.assert_allclose(gradients[name], leaf.grad.numpy(), rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("empty", ["batch", "T_dec", "T_enc", "d_attn", "d_v"])
+def test_empty_axes_have_gradients_of_their_shapes(empty):
+    size = {"batch": 2, "T_dec": 3, "T_enc": 4, "d_attn": 5, "d_v": 6} | {empty: 0}
+    training = make_training(
+        batch=(size["batch"],),
+        steps=(size["T_dec"],),
+        n_kv=size["T_enc"],
+        sizes=(3, 4, size["d_attn"], size["d_v"]),
+    )
+    gradients = training.run()._asdict()
+    for name, x in training.given().items():
+        assert gradients[name].shape == x.shape and np.isfinite(gradients[name]).all()
