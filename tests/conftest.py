@@ -1,5 +1,7 @@
 """Every tier this CPU runs, every dtype and both kernels as fixtures; the errors at the end."""
 
+import importlib.util
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -22,6 +24,16 @@ def isa(request):
     attn_engine.set_isa(request.param)
     yield request.param
     attn_engine.set_isa(before)
+
+
+@pytest.fixture(scope="module")
+def example(request):
+    """The script that the test module calls EXAMPLE, imported."""
+    path = request.module.EXAMPLE
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(params=DTYPES.values(), ids=DTYPES)

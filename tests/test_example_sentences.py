@@ -21,14 +21,6 @@ pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"sentence model not insta
 
 
 @pytest.fixture(scope="module")
-def example():
-    spec = importlib.util.spec_from_file_location(EXAMPLE.stem, EXAMPLE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
 def model(example):
     return example.load_model()
 
