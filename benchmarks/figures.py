@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Make README's tables and charts from the JSON of benchmarks/peers.py, or of benchmarks/cost.py.
+"""Make README's tables and charts from the JSON of benchmarks/peers.py, cost.py or bench_cache.py.
 
     python benchmarks/figures.py one_thread.json all_threads.json
     python benchmarks/figures.py cost.json
+    python benchmarks/figures.py cache.json
 
 Rewrites what stands in README.md between <!-- speed --> and <!-- /speed --> and docs/speed.svg from
 the cases of attention, and <!-- additive --> and docs/additive.svg from those of recurrent networks,
 as far as the files have such cases. Every case that was timed is in a table, the lost ones included.
-With the second line docs/cost.svg.
+With the second line docs/cost.svg, with the third what stands at <!-- cache -->.
 """
 
 import json
@@ -57,6 +58,9 @@ def main() -> int:
         print(__doc__.split("\n\n")[1], file=sys.stderr)
         return 2
     runs = [json.loads(Path(name).read_text(encoding="utf-8")) for name in sys.argv[1:]]
+    if "benchmarks" in runs[0]:
+        replace_section("cache", cache_table(runs[0]))
+        return 0
     if len(runs) == 1:
         (ROOT / "docs" / "cost.svg").write_text(cost_chart(runs[0]), encoding="utf-8")
         return 0
@@ -77,6 +81,37 @@ def main() -> int:
             replace_section(section, table(chosen))
             (ROOT / "docs" / f"{section}.svg").write_text(draw(chosen[0]), encoding="utf-8")
     return 0
+
+
+def cache_table(run: dict) -> str:
+    """Markdown: a step's time for each storage, against context and against the group's size."""
+    times = {}  # of each row, by storage; rows as the benchmarks come
+    for benchmark in run["benchmarks"]:
+        params = dict(benchmark["params"] or {})
+        storage = params.pop("storage", None)
+        if benchmark["group"] is None and storage and set(params) in ({"context"}, {"group"}):
+            context, group = params.get("context", 4096), params.get("group", 4)
+            row = times.setdefault(f"{context:,} tokens, group of {group}", {})
+            row[storage] = benchmark["stats"]["median"]
+    storages = next(iter(times.values()))
+    lines = ["| one query, 8 kv heads x 128 | " + " | ".join(storages) + " |"]
+    lines.append("|---|" + "--:|" * len(storages))
+    for name, row in times.items():
+        lines.append(f"| {name} | " + " | ".join(short_time(row[s]) for s in storages) + " |")
+    cpu = run["machine_info"]["cpu"]["brand_raw"]
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"{cpu}, one thread, {run['datetime'][:10]}, medians. Commands:",
+            "",
+            "```sh",
+            "python -m pytest benchmarks/bench_cache.py -k 'context or group' --benchmark-json cache.json",
+            "python benchmarks/figures.py cache.json",
+            "```",
+            "",
+        ]
+    )
 
 
 def replace_section(name: str, text: str) -> None:

@@ -76,6 +76,7 @@ set_isa(isa)
 query, value = np.ones((heads, n, 64), np.float32), np.ones((n_kv_heads, n, 64), np.float32)
 lse = np.full((heads, n), np.log(n) + 8, np.float32)
 if interrupt:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job is born deaf to it
     sent = []
     def send():
         sent.append(time.perf_counter())
