@@ -1,5 +1,6 @@
 """Parameters of `MultiheadAttention`: names, shapes, loading, files, first values."""
 
+import subprocess
 import sys
 
 import ml_dtypes
@@ -128,8 +129,11 @@ def test_a_layer_is_made_from_a_file(tmp_path, save_file, prefix, options):
 def test_a_file_without_the_layer(tmp_path, save_file):
     path = tmp_path / "model.safetensors"
     save_file({"norm.weight": np.ones(12, np.float32)}, path)
-    for prefix, found in (("attn", "none"), ("", "norm.weight")):
-        with pytest.raises(ValueError, match=rf"q_proj_weight.*got {found}"):
+    for prefix in ("attn", ""):
+        with pytest.raises(
+            ValueError,
+            match=f"no in_proj_weight with the prefix '{prefix}'; .* no prefix in this file",
+        ):
             MultiheadAttention.from_safetensors(path, prefix, num_heads=4)
     layer = make_layer(12, 4).state_dict()
     save_file({f"attn.{name}": layer[name] for name in layer if name != "out_proj.bias"}, path)
@@ -137,6 +141,61 @@ def test_a_file_without_the_layer(tmp_path, save_file):
         MultiheadAttention.from_safetensors(path, "attn", num_heads=4)
     with pytest.raises(ValueError, match="embed_dim: 12 is not a multiple of num_heads"):
         MultiheadAttention.from_safetensors(path, "attn", num_heads=5)
+
+
+@pytest.mark.parametrize(("layers", "more"), [(2, ""), (5, " and 2 more")])
+@pytest.mark.parametrize("prefix", ["", "encoder", "encoder.0.attn.in_proj", "decoder."])
+def test_a_wrong_prefix_is_told_the_right_ones(tmp_path, save_file, prefix, layers, more):
+    path = tmp_path / "model.safetensors"
+    layer = make_layer(12, 4).state_dict()
+    found = [f"encoder.{i}.attn" for i in range(layers)]
+    save_file({f"{p}.{name}": array for p in found for name, array in layer.items()}, path)
+    with pytest.raises(ValueError) as error:
+        MultiheadAttention.from_safetensors(path, prefix, num_heads=4)
+    assert str(error.value).endswith(
+        f"no in_proj_weight with the prefix {prefix.rstrip('.')!r}; the parameters of a "
+        f"torch.nn.MultiheadAttention have here {', '.join(map(repr, found[:3]))}{more}"
+    )
+
+
+# Of a process that did not import ml_dtypes: NumPy does not know bfloat16 there.
+BFLOAT16 = """
+import sys
+from attn_engine import KVCache, MultiheadAttention
+if sys.argv[2] == "missing":
+    sys.modules["ml_dtypes"] = None
+makers = {
+    "file": lambda: MultiheadAttention.from_safetensors(sys.argv[3], num_heads=4),
+    "layer": lambda: MultiheadAttention(12, 4, dtype="bfloat16"),
+    "cache": lambda: KVCache(1, 1, 4, 8, dtype="bfloat16"),
+}
+assert sys.argv[2] == "missing" or "ml_dtypes" not in sys.modules
+try:
+    print(makers[sys.argv[1]]().dtype.name)
+except TypeError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("maker", "name"), [("file", "in_proj_bias"), ("layer", "dtype"), ("cache", "dtype")]
+)
+def test_bfloat16_imports_what_it_needs_or_says_so(tmp_path, request, maker, name):
+    path = tmp_path / "model.safetensors"
+    if maker == "file":
+        layer = make_layer(12, 4, dtype=ml_dtypes.bfloat16)
+        request.getfixturevalue("save_file")(layer.state_dict(), path)
+    advice = "pip install 'attn_engine[bfloat16]', or use float32"
+    missing = f"{name}: bfloat16 needs the ml_dtypes package: {advice}"
+    for package, expected in (("there", "bfloat16"), ("missing", missing)):
+        command = [sys.executable, "-c", BFLOAT16, maker, package, path]
+        run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+        assert run.stdout.strip() == expected
+
+
+def test_a_state_dict_is_a_mapping():
+    with pytest.raises(TypeError, match="^state_dict: got NoneType, expected a mapping of names"):
+        make_layer(12, 4).load_state_dict(None)
 
 
 def test_without_the_package_the_message_says_how_to_get_it(monkeypatch):

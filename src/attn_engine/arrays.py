@@ -67,16 +67,17 @@ def _from_dlpack(name: str, tensor: Any) -> np.ndarray:
             f"convert it to a dense one of a NumPy dtype, e.g. float32"
         ) from error
     array = np.asarray(buffer)
-    return array.view(_bfloat16(name)) if dtype == "bfloat16" else array
+    return array.view(bfloat16(name)) if dtype == "bfloat16" else array
 
 
-def _bfloat16(name: str) -> np.dtype:
-    """NumPy's bfloat16, which lives in a package that is imported only when a tensor needs it."""
+def bfloat16(name: str) -> np.dtype:
+    """NumPy's bfloat16, which lives in a package that is imported only when it is needed."""
     try:
         from ml_dtypes import bfloat16
     except ImportError:
         raise TypeError(
-            f"{name}: bfloat16 needs the ml_dtypes package; install it or convert {name} to float32"
+            f"{name}: bfloat16 needs the ml_dtypes package: pip install 'attn_engine[bfloat16]', or "
+            f"use float32"
         ) from None
     return np.dtype(bfloat16)
 
@@ -142,6 +143,8 @@ def dtype_code(dtype: np.dtype) -> int | None:
 
 def as_dtype(value: Any) -> np.dtype:
     """A `dtype` argument as one that the kernels store, in native byte order."""
+    if isinstance(value, str) and value == "bfloat16":  # NumPy may not know the name yet
+        return bfloat16("dtype")
     try:
         dtype = native(np.dtype(value))
     except TypeError:

@@ -191,7 +191,7 @@ class MultiheadAttention:
         ValueError
             Names are missing or unexpected, or a shape is wrong. The layer is unchanged then.
         TypeError
-            A parameter is not floating, or a tensor requires grad or lives elsewhere.
+            Not a mapping, a parameter is not floating, a tensor requires grad or lives elsewhere.
         """
         self._set(check_parameters(state_dict, self._shapes()))
 
@@ -237,6 +237,8 @@ class MultiheadAttention:
             The package safetensors is missing; the extra of that name brings it.
         ValueError
             Parameters are missing or unexpected, or their shapes do not fit together.
+        TypeError
+            The parameters are bfloat16, and the package ml_dtypes is missing.
         """
         options = {"dropout": dropout, "add_zero_attn": add_zero_attn, "batch_first": batch_first}
         parameters = read_safetensors(path, prefix)

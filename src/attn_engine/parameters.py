@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .arrays import as_floats
+from .arrays import as_floats, bfloat16
 from .options import check_count
 from .shapes import Shape
 
@@ -55,6 +55,11 @@ def initial_parameters(
 
 def check_parameters(given: Mapping[str, Any], shapes: Mapping[str, Shape]) -> dict[str, Any]:
     """All parameters and no others, as arrays of the right shapes and some floating dtype."""
+    if not isinstance(given, Mapping):
+        raise TypeError(
+            f"state_dict: got {type(given).__name__}, expected a mapping of names to arrays, "
+            f"e.g. state_dict() of a layer"
+        )
     faults = {
         "missing": [name for name in shapes if name not in given],
         "unexpected": [str(name) for name in given if name not in shapes],
@@ -76,7 +81,7 @@ def check_parameters(given: Mapping[str, Any], shapes: Mapping[str, Shape]) -> d
 
 def read_arguments(parameters: Mapping[str, Any], num_heads: int, source: str) -> dict[str, Any]:
     """What the constructor must be told to make a layer of these parameters."""
-    packed = "in_proj_weight" in parameters
+    packed = "q_proj_weight" not in parameters
     inputs = ["in_proj_weight"] if packed else [f"{x}_proj_weight" for x in "qkv"]
     for name in (*inputs, "out_proj.weight"):
         if name not in parameters:
@@ -112,5 +117,25 @@ def read_safetensors(path: str | PathLike, prefix: str) -> dict[str, np.ndarray]
     prefix = f"{prefix.rstrip('.')}." if prefix else ""
     with safe_open(path, framework="np") as file:
         names = file.keys()
+        _check_prefix(str(path), prefix, names)
         own = [name for name in names if name.startswith(prefix)]
+        for name in own:
+            if file.get_slice(name).get_dtype() == "BF16":
+                bfloat16(name)  # safetensors asks NumPy for it, which must have been told
         return {name.removeprefix(prefix): file.get_tensor(name) for name in own}
+
+
+def _check_prefix(path: str, prefix: str, names: list[str]) -> None:
+    """A layer's first parameter has the prefix; if not, say where there is one."""
+    first = ("in_proj_weight", "q_proj_weight")
+    if any(prefix + name in names for name in first):
+        return
+    ends = tuple(f".{name}" for name in first)
+    found = sorted(
+        name.rpartition(".")[0] for name in names if name in first or name.endswith(ends)
+    )
+    shown = ", ".join(map(repr, found[:3])) + (f" and {len(found) - 3} more" * (len(found) > 3))
+    raise ValueError(
+        f"{path}: no in_proj_weight with the prefix {prefix.removesuffix('.')!r}; the parameters of "
+        f"a torch.nn.MultiheadAttention have {f'here {shown}' if found else 'no prefix in this file'}"
+    )
