@@ -32,6 +32,17 @@ NEW = {
     "page": ({"page_size": 100}, ValueError,
         "page_size: got 100, expected a multiple of 64, e.g. 128"),
     "no page": ({"page_size": 0}, ValueError, "page_size: got 0, expected at least 1"),
+    "page beyond capacity": ({"page_size": 192}, ValueError,
+        "page_size: got 192, but capacity 100 fills no more than 128; pass at most that"),
+    "huge page": ({"page_size": 2**70}, ValueError, "page_size: got 1180591620717411303424, but"),
+    "huge batch": ({"batch": 2**50}, MemoryError,
+        ("batch: got 1125899906842624, with which keys and values take more than 128 TiB, all that a "
+        "process can address; make it smaller")),
+    "huge heads": ({"n_kv_heads": 2**60}, MemoryError, "n_kv_heads: got 1152921504606846976, with"),
+    "huge d_qk": ({"d_qk": 2**62}, MemoryError, "d_qk: got 4611686018427387904, with which keys"),
+    "huge d_v": ({"d_v": 2**62}, MemoryError, "d_v: got 4611686018427387904, with which keys"),
+    "huge capacity": ({"capacity": 10**19}, MemoryError, "capacity: got 10000000000000000000, with"),
+    "huge ring": ({"capacity": 10**19, "window": 5}, MemoryError, "capacity: got 10000000000000000000"),
 }  # fmt: skip
 
 TENSOR = ones(2, 4, 3, 16)
@@ -203,15 +214,41 @@ def test_a_ring_says_how_many_queries_it_has_keys_for():
     with pytest.raises(ValueError) as error:
         cache.attend(ones(2, 1, 73, 4))
     check_message(error, [
-        ("query: n_q is 73, but of entry 0 the last 136 tokens are left, enough for 72 queries with a "
-        "window of 65; append and attend at most 36 tokens at a time, or make a cache with capacity "
-        "137"),
+        ("query: n_q is 73, but the tokens left of entry 0 are its last 136, enough for n_q 72 with a "
+        "window of 65; append and attend at most 36 at a time, or make a cache with capacity 137"),
     ])  # fmt: skip
     # Fewer real queries or a narrower window need fewer keys.
     cache.attend(ones(2, 1, 73, 4), query_lengths=[72, 5])
     cache.attend(ones(2, 1, 73, 4), window=(63, 0))
-    with pytest.raises(ValueError, match="query: n_q is 73, but of entry 1 the last 136 tokens"):
+    with pytest.raises(ValueError, match="query: n_q is 73, but the tokens left of entry 1 are"):
         cache.attend(ones(2, 1, 73, 4), query_lengths=[72, 73])
+
+
+def test_a_truncated_ring_says_how_many_tokens_are_missing():
+    cache = KVCache(1, 1, 4, 85, window=64)
+    cache.append(*(ones(1, 1, 300, 4),) * 2)
+    cache.truncate([191])
+    with pytest.raises(ValueError) as error:
+        cache.attend(ones(1, 1, 1, 4))
+    check_message(error, [
+        ("query: n_q is 1, but the tokens left of entry 0 are its last 63, enough for n_q 0 with a "
+        "window of 64; after truncate() append 1 more first, or truncate less"),
+    ])  # fmt: skip
+    cache.append(*(ones(1, 1, 1, 4),) * 2)
+    assert cache.attend(ones(1, 1, 1, 4)).shape == (1, 1, 1, 4)
+
+
+def test_memory_that_the_system_refuses_is_asked_for_before_tables_are_filled(monkeypatch):
+    def refuse(*arguments):
+        raise MemoryError("Unable to allocate")
+
+    def fill(*arguments):
+        raise AssertionError("tables are made")
+
+    monkeypatch.setattr("attn_engine.cache.make_pools", refuse)
+    monkeypatch.setattr("attn_engine.cache.Pages", fill)
+    with pytest.raises(MemoryError, match="^Unable to allocate"):
+        KVCache(**GOOD)
 
 
 def test_before_anything_is_overwritten_all_may_be_queries():

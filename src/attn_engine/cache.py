@@ -41,14 +41,16 @@ class KVCache:
     storage : {"float32", "float16", "bfloat16", "int8"} or dtype, optional
         What keys and values are stored as, `dtype` by default; "float64" goes with float64 alone.
         "int8" has a float32 scale for each token and head, max\|x\| / 127, and stores every
-        component within max\|x\| / 254; outputs on normal data are within 1 % of max\|V\|.
+        component within max\|x\| / 254; outputs on normal data are within 1 % of max\|V\|. A
+        token whose max\|x\| is below 1e-36 is stored as zeros. "float16" makes infinite what is
+        beyond 65504.
     window : int, optional
         A query sees only so many keys, its own position's and those before it. Older ones than the
         last `capacity` tokens are overwritten, so that a text never ends.
     page_size : int, optional
         Store each entry in pages of so many tokens, a multiple of 64, taken from one pool as
         tokens arrive: `reorder` then shares them, and copies only a page that is written to. By
-        default an entry is one page, or with `window` many of 64.
+        default an entry is one page, or with `window` many of 64. At most `capacity`, rounded up.
 
     Attributes
     ----------
@@ -112,13 +114,14 @@ class KVCache:
         )
         self.batch, self.n_kv_heads, self.d_qk, self.d_v, self.capacity = kind[:5]
         self.dtype, self.storage, self.window, self.page_size = kind[5:9]
-        self._pages = Pages(self.batch, kind.columns, self.page_size, kind.most)
+        # First, since the system may refuse it: tables are filled at once.
         self._pools = make_pools(
-            (self._pages.number, self.n_kv_heads, self.page_size),
+            (self.batch * kind.columns, self.n_kv_heads, self.page_size),
             self.d_qk,
             self.d_v,
             kind.pool_type,
         )
+        self._pages = Pages(self.batch, kind.columns, self.page_size, kind.most)
         # What append compares tokens with.
         self._token_shapes = [(self.batch, self.n_kv_heads, 1, d) for d in (self.d_qk, self.d_v)]
 
@@ -203,7 +206,8 @@ class KVCache:
         """Attend from the last n_q positions of every entry to its tokens.
 
         Append a token first, then attend from it: query i of an entry with `lengths` tokens stands
-        at position ``lengths - n_q + i`` and sees its own and all before it.
+        at position ``lengths - n_q + i`` and sees its own and all before it. Queries before
+        position 0, where n_q or `query_lengths` is above `lengths`, get rows of zeros.
 
         Parameters
         ----------

@@ -8,6 +8,8 @@ from ._core import DTYPES, KEY_TILE, UNBOUNDED
 from .arrays import CODES, F64, as_dtype, compute_type
 from .options import check_count
 
+_ADDRESSES = 2**47  # bytes of a process
+
 # Name of the core's code and type of the pools, by what is stored. bfloat16 is stored as its bits.
 _STORAGES = {
     "float32": ("f32", np.float32),
@@ -87,14 +89,33 @@ def check_kind(
             f"page_size: got {page_size}, expected a multiple of {KEY_TILE}, e.g. "
             f"{_tiled(page_size)}"
         )
+    if page_size > _tiled(capacity):
+        raise ValueError(
+            f"page_size: got {page_size}, but capacity {capacity} fills no more than "
+            f"{_tiled(capacity)}; pass at most that"
+        )
     compute = compute_type(dtype)
-    return Kind(
+    kind = Kind(
         *(batch, n_kv_heads, d_qk, d_v, capacity, dtype, storage, window, page_size),
         compute,
         DTYPES.index(_STORAGES[storage][0]),
         CODES[dtype] if dtype == compute else -1,
         UNBOUNDED if window is None else window - 1,
     )
+    _check_bytes(kind)
+    return kind
+
+
+def _check_bytes(kind: Kind) -> None:
+    """What no system can reserve; if this one can is seen when it is asked."""
+    tokens = kind.batch * kind.columns * kind.page_size * kind.n_kv_heads
+    if tokens * (kind.d_qk + kind.d_v) * kind.pool_type.itemsize > _ADDRESSES:
+        names = ("batch", "n_kv_heads", "d_qk", "d_v", "capacity")
+        largest = max(names, key=lambda name: getattr(kind, name))
+        raise MemoryError(
+            f"{largest}: got {getattr(kind, largest)}, with which keys and values take more than "
+            f"{_ADDRESSES // 2**40} TiB, all that a process can address; make it smaller"
+        )
 
 
 def _tiled(n: int) -> int:

@@ -270,11 +270,15 @@ def _check_reach(kind: Kind, pages: Pages, n_q: int, limits: Limits) -> None:
     queries = np.full(kind.batch, n_q) if limits.query_lengths is None else limits.query_lengths
     missing = (pages.starts > 0) & (queries > 0) & (pages.ends - queries < limits.left)
     for b in np.flatnonzero(missing)[:1]:
+        needed, most = limits.left + queries[b], kind.capacity - limits.left
+        if queries[b] > most:
+            fix = f"append and attend at most {most} at a time, or make a cache with capacity {needed}"
+        else:  # only truncate leaves less than the capacity of a text that has lost some
+            fix = f"after truncate() append {needed - pages.ends[b]} more first, or truncate less"
         raise ValueError(
-            f"query: n_q is {queries[b]}, but of entry {b} the last {pages.ends[b]} tokens are "
-            f"left, enough for {max(pages.ends[b] - limits.left, 0)} queries with a window of "
-            f"{limits.left + 1}; append and attend at most {kind.capacity - limits.left} tokens at "
-            f"a time, or make a cache with capacity {limits.left + queries[b]}"
+            f"query: n_q is {queries[b]}, but the tokens left of entry {b} are its last "
+            f"{pages.ends[b]}, enough for n_q {max(pages.ends[b] - limits.left, 0)} with a window of "
+            f"{limits.left + 1}; {fix}"
         )
 
 
