@@ -122,8 +122,11 @@ def test_rollout_of_padding_is_itself():
 def test_rollout_refuses_what_is_no_stack_of_self_attention():
     with pytest.raises(ValueError, match=r"n_kv is 4 but n_q 3 .*self-attention"):
         analysis.rollout(WEIGHTS[None])
-    with pytest.raises(ValueError, match=r"at least 4 axes.*use weights\[None, None\]"):
+    with pytest.raises(ValueError, match=r"n_layers.*use weights\[None, None\]"):
         analysis.rollout(np.eye(3))
+    both = r"weights\[:, None\] if its first axis is layers, weights\[None\] if it is heads"
+    with pytest.raises(ValueError, match=both):
+        analysis.rollout(np.stack([np.eye(3)] * 2))
     with pytest.raises(ValueError, match=r"residual: 1.5, expected 0 to 1"):
         analysis.rollout(np.eye(3)[None, None], residual=1.5)
 

@@ -95,6 +95,19 @@ def test_what_a_call_returns_is_accepted(dtype):
     to_text(result.weights, TOKENS, ["key"] * 700)
 
 
+@pytest.mark.parametrize("picture", PICTURES)
+def test_a_result_stands_for_its_weights(picture):
+    query = np.random.default_rng(0).standard_normal((5, 8))
+    call = attn_engine.scaled_dot_product_attention
+    result = call(query, query, query, return_weights=True)
+    drawn, expected = (picture(weights, TOKENS) for weights in (result, result.weights))
+    if picture is heatmap:
+        drawn, expected = (ax.images[0].get_array().tolist() for ax in (drawn, expected))
+    assert drawn == expected
+    with pytest.raises(ValueError, match="AttentionResult holds none; .*return_weights=True"):
+        picture(call(query, query, query, return_lse=True), TOKENS)
+
+
 # ---- text
 
 

@@ -14,13 +14,22 @@ from .arrays import F32, F64, as_floats, native
 SUM_TOLERANCE, SUM_TOLERANCE_16_BIT = 1e-3, 1e-2
 
 
-def check_weights(weights: Any, least_axes: int = 2) -> np.ndarray:
-    """`weights` (..., n_q, n_kv) in float64; ValueError unless its rows are probabilities or 0."""
+def check_weights(weights: Any) -> np.ndarray:
+    """`weights` (..., n_q, n_kv) in float64; ValueError unless its rows are probabilities or 0.
+
+    A result of this library stands for the weights it holds.
+    """
+    if isinstance(weights, tuple) and hasattr(weights, "weights"):
+        if weights.weights is None:
+            raise ValueError(
+                f"weights: this {type(weights).__name__} holds none; call with return_weights=True"
+            )
+        weights = weights.weights
     given = as_floats("weights", weights)
-    if given.ndim < least_axes:
+    if given.ndim < 2:
         raise ValueError(
-            f"weights: shape {given.shape}, expected at least {least_axes} axes, the last ones "
-            f"(n_q, n_kv); use weights[{', '.join(['None'] * (least_axes - given.ndim))}]"
+            f"weights: shape {given.shape}, expected at least 2 axes, the last ones (n_q, n_kv); "
+            f"use weights[{', '.join(['None'] * (2 - given.ndim))}]"
         )
     if not given.size:
         raise ValueError(f"weights: shape {given.shape} has no entries, expected at least one row")

@@ -1,7 +1,8 @@
 """Reading attention weights with care: summaries, and two checks before they explain anything.
 
-Everything here takes weights that a call returned and computes with NumPy in float64. Rows that see
-no key (all 0) are allowed everywhere; each function says what they give.
+Everything here takes weights that a call returned, or the result that holds them, and computes with
+NumPy in float64. Rows that see no key (all 0) are allowed everywhere; each function says what they
+give.
 """
 
 from .checks import Ablations, Permutations, ablation, permutation_test, total_variation

@@ -166,7 +166,13 @@ def rollout(weights: ArrayLike, *, residual: float = 0.5) -> np.ndarray:
     array([[1.   , 0.   ],
            [0.625, 0.375]])
     """
-    array = check_weights(weights, least_axes=4)
+    array = check_weights(weights)
+    if array.ndim < 4:
+        fix = "weights[:, None] if its first axis is layers, weights[None] if it is heads"
+        raise ValueError(
+            f"weights: shape {array.shape}, expected (n_layers, ..., n_heads, n, n); use "
+            f"{fix if array.ndim == 3 else 'weights[None, None], one layer of one head'}"
+        )
     if array.shape[-1] != array.shape[-2]:
         raise ValueError(
             f"weights: n_kv is {array.shape[-1]} but n_q {array.shape[-2]} "

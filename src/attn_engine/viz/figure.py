@@ -21,7 +21,7 @@ MISSING = "\u25a1"  # a white square, for what no font has
 
 
 def heatmap(
-    weights: ArrayLike,
+    weights: ArrayLike | tuple,
     query_tokens: Sequence[str],
     key_tokens: Sequence[str] | None = None,
     *,
@@ -37,7 +37,7 @@ def heatmap(
     Parameters
     ----------
     weights : array_like, shape (n_q, n_kv) or (n_heads, n_q, n_kv)
-        Rows sum to 1, or are 0 where no key is seen.
+        Or a result that holds them. Rows sum to 1, or are 0 where no key is seen.
     query_tokens : sequence of str, length n_q
         Labels of the rows.
     key_tokens : sequence of str, length n_kv, optional

@@ -26,7 +26,7 @@ NOTEBOOK_HEIGHT = "34rem"
 
 
 def to_html(
-    weights: ArrayLike,
+    weights: ArrayLike | tuple,
     tokens: Sequence[str],
     key_tokens: Sequence[str] | None = None,
     *,
@@ -41,7 +41,8 @@ def to_html(
     Parameters
     ----------
     weights : array_like, shape (n_q, n_kv), (n_heads, n_q, n_kv) or (n_layers, n_heads, n_q, n_kv)
-        Rows sum to 1, or are 0 where no key is seen. The page chooses among layers and heads.
+        Or a result that holds them. Rows sum to 1, or are 0 where no key is seen. The page chooses
+        among layers and heads.
     tokens : sequence of str, length n_q
         Tokens of the queries, and of the keys too if `key_tokens` are not given.
     key_tokens : sequence of str, length n_kv, optional

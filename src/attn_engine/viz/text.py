@@ -20,7 +20,7 @@ LEAST_CELL, GAP, NARROW = 6, 2, 2  # columns: of a cell beside others, before it
 
 
 def to_text(
-    weights: ArrayLike,
+    weights: ArrayLike | tuple,
     query_tokens: Sequence[str],
     key_tokens: Sequence[str] | None = None,
     *,
@@ -38,7 +38,7 @@ def to_text(
     Parameters
     ----------
     weights : array_like, shape (n_q, n_kv) or (n_heads, n_q, n_kv)
-        Rows sum to 1, or are 0 where no key is seen.
+        Or a result that holds them. Rows sum to 1, or are 0 where no key is seen.
     query_tokens : sequence of str, length n_q
         What stands before each row.
     key_tokens : sequence of str, length n_kv, optional
