@@ -117,6 +117,10 @@ ADDITIVE = {
         {"out": ones(2, 3, 5)},
         "out: shape (2, 3, 5), expected (2, 3, 6), which is (batch, T_dec, d_v); pass np.empty(",
     ),
+    "v_a of zeros": (
+        {"v_a": np.zeros(8, np.float32), "v_scale": 1.0},
+        "v_a: its length is 0 and cannot be made v_scale; pass no v_scale",
+    ),
     "prepared": ({"keys": PREPARED}, "U_a: the keys are projected already; pass None"),
 }
 KINDS = {

@@ -59,7 +59,10 @@ def _vector(name: str, value: Any, v_scale: Any, d_attn: int, model: np.ndarray)
         raise ValueError(f"v_scale: got {v_scale}, expected a finite number")
     wide = v.astype(np.float64)
     with np.errstate(all="ignore"):
-        return (wide * (float(scale.reshape(())) / np.sqrt(wide @ wide))).astype(compute)
+        length = np.sqrt(wide @ wide)
+        if v.size and length == 0:
+            raise ValueError(f"{name}: its length is 0 and cannot be made v_scale; pass no v_scale")
+        return (wide * (float(scale.reshape(())) / length)).astype(compute)
 
 
 def _shaped(name: str, value: Any, expected: Shape, words: str, model: np.ndarray) -> np.ndarray:
