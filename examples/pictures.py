@@ -16,11 +16,15 @@ from pathlib import Path
 import numpy as np
 import sentence_embeddings
 import transliterate
-from matplotlib import pyplot
 
 import attn_engine
 from attn_engine.demo import TOKENS, worked_sentence
 from attn_engine.viz import heatmap, to_html
+
+try:
+    from matplotlib import pyplot
+except ModuleNotFoundError as error:
+    sys.exit(f"{error}; to get it: pip install matplotlib")
 
 SENTENCE = "The cat that chased the mice slept because it was tired."
 PRONOUN, NOUN = "it", "cat"

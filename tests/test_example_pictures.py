@@ -56,6 +56,19 @@ def test_pictures_of_what_is_installed_are_drawn_and_the_rest_is_named(tmp_path)
             assert (again / name).read_bytes() == (tmp_path / name).read_bytes()
 
 
+def test_without_matplotlib_one_line_says_what_to_install(tmp_path):
+    program = (
+        "import runpy, sys; sys.modules['matplotlib'] = None; "
+        f"sys.path.insert(0, {str(EXAMPLE.parent)!r}); "
+        f"runpy.run_path({str(EXAMPLE)!r}, run_name='__main__')"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    result = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 1
+    assert result.stderr.endswith("to get it: pip install matplotlib\n")
+    assert result.stderr.count("\n") == 1
+
+
 @pytest.mark.skipif("matplotlib" in MISSING, reason="matplotlib is not installed")
 def test_a_folder_that_is_not_there_is_one_line(tmp_path):
     result = run_example(tmp_path / "none")
