@@ -98,6 +98,13 @@ def test_bad_command_line_is_one_line_and_exit_code_2(arguments, named, capsys):
     assert named in output.err
 
 
+def test_version_is_printed(capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"attn-engine {attn_engine.__version__}\n"
+
+
 @pytest.mark.parametrize("module", ["attn_engine.cli", "attn_engine"])
 @pytest.mark.parametrize("name", ["ATTN_ENGINE_ISA", "ATTN_ENGINE_NUM_THREADS"])
 def test_bad_environment_is_one_line_and_exit_code_2(module, name):
@@ -196,6 +203,28 @@ def test_a_contender_too_slow_for_the_time_left_is_left_out_with_a_line(capsys):
     assert lines == ["numpy left out from n = 1024: 10.5 s a call"]
     demo_sweep.print_sweep(team, comparisons, lines)
     assert lines[0] in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("turns", "busy"),
+    [
+        ([(1e-3, 1.1e-3, 1.2e-3), (4e-3, 4.1e-3, 4.2e-3)], []),
+        ([(1e-3, 2.1e-3, 2.2e-3), (4e-3, 4.1e-3, 4.2e-3)], ["numpy"]),  # turns far apart
+        ([(188e-3, 189e-3, 190e-3), (4e-3, 4.1e-3, 4.2e-3)], ["numpy"]),  # fewer tokens, longer
+    ],
+)
+def test_times_of_a_busy_machine_are_called_so(turns, busy, capsys):
+    comparisons = []
+    for n, times in zip((128, 256), turns, strict=True):
+        results = {
+            "attn_engine": Result("timed", n * 1e-6, 1e-7),
+            "numpy": Result("timed", min(times), 1e-7, turns=times),
+        }
+        case = demo_sweep.Case(f"n = {n}", 1, 8, 8, n, n, 64)
+        comparisons.append(Comparison(case, results, None))
+    assert demo_sweep.disturbed(comparisons) == busy
+    demo_sweep.print_sweep(NoTeam(), comparisons, [])
+    assert ("Ratios mean little" in capsys.readouterr().out) == bool(busy)
 
 
 def test_no_progress_bar_without_a_terminal(monkeypatch):

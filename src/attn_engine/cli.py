@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from . import config, diagnose, get_num_threads, show_config
+from . import __version__, config, diagnose, get_num_threads, show_config
 from .bench.files import BadInput
 from .doctor.operations import OPERATIONS
 
@@ -53,6 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
 def make_parser() -> Parser:
     """Commands and their options."""
     parser = Parser(prog="attn-engine", description="Attention on CPUs: see what it does here.")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(metavar="command", required=True)
     info = commands.add_parser("info", help="what was built, detected and chosen")
     info.set_defaults(run=run_info)

@@ -5,6 +5,7 @@ within its time and prints the table.
 """
 
 import math
+import statistics
 import time
 
 from .bench.cases import Case
@@ -17,6 +18,7 @@ QUICK_LENGTHS = (128, 256, 512)
 BUDGET = 45.0  # seconds for the sweep, the start of the libraries not counted
 CALLS = 3  # of the slowest contenders: one checked, two timed
 LARGEST_PART = 0.25  # of the time left, for one contender and length
+BUSY = 2.0  # times as long as its best turn takes the median one only if others use the machine
 
 
 def sweep(team: Team, *, quick: bool) -> tuple[list[Comparison], list[str]]:
@@ -69,10 +71,26 @@ def print_sweep(team: Team, comparisons: list[Comparison], lines: list[str]) -> 
         print(f"{name} is not there: {reason}")
     for line in lines:
         print(line)
+    if busy := disturbed(comparisons):
+        print(f"The machine is busy or the times are not steady: {', '.join(busy)}.")
+        print("Ratios mean little here; stop other programs and try again.")
     for comparison in comparisons:
         for name, result in comparison.results.items():
             if result.status in ("wrong", "failed"):
                 print(f"{comparison.case.name}: {name} {result.status}: {result.note}")
+
+
+def disturbed(comparisons: list[Comparison]) -> list[str]:
+    """Contenders with turns far apart, or that took longer for fewer tokens."""
+    names = []
+    last: dict[str, float] = {}
+    for comparison in comparisons:
+        for name, seconds in comparison.seconds.items():
+            turns = comparison.results[name].turns or (seconds,)
+            if statistics.median(turns) > BUSY * seconds or last.get(name, 0) > seconds:
+                names.append(name)
+        last = comparison.seconds
+    return list(dict.fromkeys(names))
 
 
 def _cell(comparison: Comparison, name: str) -> str:
