@@ -6,6 +6,7 @@ from messages import ones
 
 import attn_engine
 from attn_engine import (
+    KVCache,
     additive_attention,
     concat_attention,
     dot_attention,
@@ -85,7 +86,12 @@ def test_a_plan_of_additive_attention_by_hand():
         ),
         ((LARGE,), {}, "explain: missing a required argument: 'key' of scaled_dot_product_"),
         ((dot_attention,), {"keys": KEYS}, "explain: missing a required argument: 'query' of dot"),
-        ((softmax, LARGE), {}, "explain: no plan of <function softmax at"),
+        ((softmax, LARGE), {}, "explain: no plan of softmax, expected one of scaled_"),
+        (
+            (KVCache(1, 1, 4, 8).attend, LARGE),
+            {},
+            "explain: no plan of KVCache.attend, expected one of scaled_",
+        ),
         ((additive_attention, QUERY, KEYS, None, None, 1), {}, "v_a: dtype int64 is not float16"),
     ],
 )

@@ -64,7 +64,8 @@ def explain(*arguments: Any, **options: Any) -> dict[str, Any]:
         function, *arguments = arguments
     if function not in _PLANS:
         names = ", ".join(known.__name__ for known in _PLANS)
-        raise TypeError(f"explain: no plan of {function!r}, expected one of {names}")
+        given = getattr(function, "__qualname__", type(function).__name__)
+        raise TypeError(f"explain: no plan of {given}, expected one of {names}")
     try:
         call = inspect.signature(function).bind(*arguments, **options)
     except TypeError as error:
