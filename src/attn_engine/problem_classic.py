@@ -139,7 +139,7 @@ def check_matrix(
         return matrix
     tensor, shape = name, matrix.shape
     right = (n if rows is None else rows, columns)
-    fix = f"make it {right}, or project {of}, e.g. {of} @ P with P {(columns, d)}"
+    fix = f"make it {right}, or bring {of} to {axes[1]} {d}, e.g. {of} @ P with P {(columns, d)}"
     if n == columns and rows in (None, d):
         right, fix = (d, n), f"use {name}.T"
     elif model.shape[-2:-1] == (d,) and rows in (None, n):
