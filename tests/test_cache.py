@@ -234,6 +234,19 @@ def test_nothing_appended_nothing_seen(dtype, form):
     assert cache.lengths.tolist() == [0, 0]
 
 
+def test_causal_queries_before_all_tokens_are_zeros():
+    """More queries than tokens: the first of them see nothing, unless they see what comes later."""
+    cache = KVCache(1, 1, 4, 10)
+    cache.append(*(np.ones((1, 1, 1, 4), np.float32),) * 2)
+    query = np.ones((1, 1, 3, 4), np.float32)
+    for options, rows in (
+        ({}, [0, 0, 1]),
+        ({"query_lengths": [2]}, [0, 1, 0]),
+        ({"is_causal": False}, [1, 1, 1]),
+    ):
+        assert cache.attend(query, **options)[0, 0, :, 0].tolist() == rows
+
+
 def test_by_hand():
     """q = 0 and value j = j: the mean of what is visible."""
     cache = KVCache(1, 1, 4, 100, d_v=1, window=3)

@@ -99,6 +99,15 @@ def test_int8_outputs_are_within_one_percent(d, n_q):
     assert 1e-6 < error <= 0.01 * abs(value).max()
 
 
+def test_numbers_beyond_a_storage():
+    """float16 ends at 65504, and int8 has no scale for a token that is nearly zero."""
+    beyond = {"float16": (1e5, np.inf), "int8": (9e-37, 0)}
+    for storage, (number, expected) in beyond.items():
+        cache = KVCache(1, 1, 4, 10, storage=storage)
+        cache.append(np.zeros((1, 1, 1, 4), np.float32), np.full((1, 1, 1, 4), number, np.float32))
+        assert (cache.attend(np.ones((1, 1, 1, 4), np.float32)) == expected).all()
+
+
 def test_bytes():
     """Of 1000 tokens, in 16 tiles of 64, with 2 heads of 32 + 96 numbers."""
     tokens = 1024 * 2

@@ -206,8 +206,9 @@ class KVCache:
         """Attend from the last n_q positions of every entry to its tokens.
 
         Append a token first, then attend from it: query i of an entry with `lengths` tokens stands
-        at position ``lengths - n_q + i`` and sees its own and all before it. Queries before
-        position 0, where n_q or `query_lengths` is above `lengths`, get rows of zeros.
+        at position ``lengths - n_q + i`` and sees its own and all before it. Where n_q
+        or `query_lengths` is above `lengths`, the first queries stand before all tokens: causal
+        ones see none of them, and their rows are zeros.
 
         Parameters
         ----------
