@@ -83,10 +83,10 @@ APPENDS = {
         "lengths: got 4 at index 1, expected 0 to 3 (n_new); clip it"),
     "lengths kind": ((TENSOR, TENSOR, [1.0, 2.0]), {}, TypeError, "lengths: dtype float64, expected"),
     "full": ((ones(2, 4, 61, 16),) * 2, {}, ValueError,
-        ("cache is full: entry 0 has 40 tokens and 61 more make 101, but capacity is 100; make a larger "
+        ("cache is full: entry 0 has 40 and 61 more make 101 tokens, but capacity is 100; make a larger "
         "cache, give it a window so that it forgets what is older, or truncate() it")),
     "full in part": ((ones(2, 4, 80, 16), ones(2, 4, 80, 16), [60, 80]), {}, ValueError,
-        "cache is full: entry 1 has 30 tokens and 80 more make 110, but capacity is 100"),
+        "cache is full: entry 1 has 30 and 80 more make 110 tokens, but capacity is 100"),
     "threads": ((TENSOR, TENSOR), {"num_threads": 0}, ValueError, "num_threads: got 0"),
 }  # fmt: skip
 
@@ -130,7 +130,7 @@ CHANGES = {
     "truncate shape": ("truncate", 5, ValueError,
         "lengths: shape (), expected (2,), one length for each batch entry; those before are"),
     "truncate more": ("truncate", [40, 31], ValueError,
-        "lengths: got 31 at index 1, where the cache has 30 tokens; truncate() only shortens"),
+        "lengths: got 31 at index 1, where the cache has length 30; truncate() only shortens"),
     "truncate negative": ("truncate", [-1, 3], ValueError,
         "lengths: got -1 at index 0, expected 0 to 40; truncate() only shortens"),
     "truncate kind": ("truncate", [1.0, 2.0], TypeError, "lengths: dtype float64, expected integers"),
@@ -192,7 +192,7 @@ def test_a_full_cache_takes_no_token_and_a_truncated_one_does():
         cache.append(token, token)
     for _ in range(2):
         with pytest.raises(
-            ValueError, match="^cache is full: entry 0 has 3 tokens and 1 more make 4"
+            ValueError, match="^cache is full: entry 0 has 3 and 1 more make 4 tokens"
         ):
             cache.append(token, token)
     cache.truncate([2])

@@ -75,9 +75,9 @@ def check_tokens(
     if kind.window is None and (before + counts).max() > kind.capacity:
         b = int(np.argmax(before + counts))
         raise ValueError(
-            f"cache is full: entry {b} has {before[b]} tokens and {counts[b]} more make "
-            f"{before[b] + counts[b]}, but capacity is {kind.capacity}; make a larger cache, give it "
-            f"a window so that it forgets what is older, or truncate() it"
+            f"cache is full: entry {b} has {before[b]} and {counts[b]} more make "
+            f"{before[b] + counts[b]} tokens, but capacity is {kind.capacity}; make a larger cache, "
+            f"give it a window so that it forgets what is older, or truncate() it"
         )
     return _readable(kind, key), _readable(kind, value), counts
 
@@ -142,7 +142,7 @@ def check_kept(kind: Kind, pages: Pages, lengths: Any) -> np.ndarray:
     check_range("lengths", lengths, int(longest.max()), "; truncate() only shortens")
     for b in np.flatnonzero(lengths > longest)[:1]:
         raise ValueError(
-            f"lengths: got {lengths[b]} at index {b}, where the cache has {longest[b]} tokens; "
+            f"lengths: got {lengths[b]} at index {b}, where the cache has length {longest[b]}; "
             f"truncate() only shortens"
         )
     if kind.window is not None:
