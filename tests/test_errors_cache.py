@@ -215,7 +215,7 @@ def test_a_ring_says_how_many_queries_it_has_keys_for():
         cache.attend(ones(2, 1, 73, 4))
     check_message(error, [
         ("query: n_q is 73, but the tokens left of entry 0 are its last 136, enough for n_q 72 with a "
-        "window of 65; append and attend at most 36 at a time, or make a cache with capacity 137"),
+        "window of 65; append and attend at most 36 at a time, or use a capacity of 137"),
     ])  # fmt: skip
     # Fewer real queries or a narrower window need fewer keys.
     cache.attend(ones(2, 1, 73, 4), query_lengths=[72, 5])

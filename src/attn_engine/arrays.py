@@ -76,8 +76,8 @@ def bfloat16(name: str) -> np.dtype:
         from ml_dtypes import bfloat16
     except ImportError:
         raise TypeError(
-            f"{name}: bfloat16 needs the ml_dtypes package: pip install 'attn_engine[bfloat16]', or "
-            f"use float32"
+            f"{name}: bfloat16 needs the ml_dtypes package: pip install 'attn_engine[bfloat16]', "
+            f"or use float32"
         ) from None
     return np.dtype(bfloat16)
 

@@ -131,11 +131,11 @@ def _check_prefix(path: str, prefix: str, names: list[str]) -> None:
     if any(prefix + name in names for name in first):
         return
     ends = tuple(f".{name}" for name in first)
-    found = sorted(
-        name.rpartition(".")[0] for name in names if name in first or name.endswith(ends)
-    )
+    layers = [name for name in names if name in first or name.endswith(ends)]
+    found = sorted(name.rpartition(".")[0] for name in layers)
     shown = ", ".join(map(repr, found[:3])) + (f" and {len(found) - 3} more" * (len(found) > 3))
+    where = f"here {shown}" if found else "no prefix in this file"
     raise ValueError(
-        f"{path}: no in_proj_weight with the prefix {prefix.removesuffix('.')!r}; the parameters of "
-        f"a torch.nn.MultiheadAttention have {f'here {shown}' if found else 'no prefix in this file'}"
+        f"{path}: no in_proj_weight with the prefix {prefix.removesuffix('.')!r}; the parameters "
+        f"of a torch.nn.MultiheadAttention have {where}"
     )

@@ -76,8 +76,8 @@ def check_tokens(
         b = int(np.argmax(before + counts))
         raise ValueError(
             f"cache is full: entry {b} has {before[b]} and {counts[b]} more make "
-            f"{before[b] + counts[b]} tokens, but capacity is {kind.capacity}; make a larger cache, "
-            f"give it a window so that it forgets what is older, or truncate() it"
+            f"{before[b] + counts[b]} tokens, but capacity is {kind.capacity}; make a larger "
+            f"cache, give it a window so that it forgets what is older, or truncate() it"
         )
     return _readable(kind, key), _readable(kind, value), counts
 
@@ -272,13 +272,13 @@ def _check_reach(kind: Kind, pages: Pages, n_q: int, limits: Limits) -> None:
     for b in np.flatnonzero(missing)[:1]:
         needed, most = limits.left + queries[b], kind.capacity - limits.left
         if queries[b] > most:
-            fix = f"append and attend at most {most} at a time, or make a cache with capacity {needed}"
+            fix = f"append and attend at most {most} at a time, or use a capacity of {needed}"
         else:  # only truncate leaves less than the capacity of a text that has lost some
             fix = f"after truncate() append {needed - pages.ends[b]} more first, or truncate less"
         raise ValueError(
             f"query: n_q is {queries[b]}, but the tokens left of entry {b} are its last "
-            f"{pages.ends[b]}, enough for n_q {max(pages.ends[b] - limits.left, 0)} with a window of "
-            f"{limits.left + 1}; {fix}"
+            f"{pages.ends[b]}, enough for n_q {max(pages.ends[b] - limits.left, 0)} with a window "
+            f"of {limits.left + 1}; {fix}"
         )
 
 
