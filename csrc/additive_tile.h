@@ -76,9 +76,9 @@ INLINE void gradient_tile(const int rows, const int nv, const bool mixed, const 
                           const span *t, int64_t r, const vec scale[2]) {
     const real *q = t->q_exp + r * SPAN, *gradients = w->gradients + r * w->stride;
     vec q_sum[ROWS][2], v_total[2] = {v_zero(), v_zero()};
-    UNROLL for (int i = 0; i < rows; i++) q_sum[i][0] = q_sum[i][1] = v_zero();
+    UNROLL for (int i = 0; i < ROWS; i++) q_sum[i][0] = q_sum[i][1] = v_zero();
     for (int64_t j = t->j0; j < t->j1; j++) {
-        vec k_sum[2] = {v_zero(), v_zero()}, k[2];
+        vec k_sum[2] = {v_zero(), v_zero()}, k[2] = {v_zero(), v_zero()};
         UNROLL for (int v = 0; v < nv; v++) k[v] = v_load(t->k_exp + (j - t->j0) * SPAN + v * LANES);
         UNROLL for (int i = 0; i < rows; i++) {
             const real gradient = gradients[i * w->stride + j];

@@ -7,6 +7,7 @@
 #ifndef ATTN_STREAM_H
 #define ATTN_STREAM_H
 
+#include "attn_engine.h"
 #include "tiles.h"
 
 #define DOT_ROWS 4              /* query rows that share the keys they load */
@@ -53,7 +54,7 @@ INLINE void dot_rows(const int rows, const bool fetch, const real *restrict q, i
 }
 
 /* The same for any number of rows: the first few fetch the keys, the others find them in L1. */
-static void dot_product(int64_t rows, const real *restrict q, int64_t q_stride, const stored *restrict keys,
+static inline void dot_product(int64_t rows, const real *restrict q, int64_t q_stride, const stored *restrict keys,
                         int64_t stride, int64_t n, int64_t d, real *restrict out, int64_t out_stride) {
     for (int64_t r = 0, nr; r < rows; r += nr) {
         nr = even_piece(rows - r, DOT_ROWS);
@@ -98,7 +99,7 @@ INLINE void tile_dots(const int rows, const int nv, const bool fetch, const real
 }
 
 /* out[r * out_stride + k] = q[r] . key k of the tile, all KEY_TILE of them. */
-static void tile_product(int64_t rows, const real *restrict q, int64_t q_stride, const stored *restrict tile,
+static inline void tile_product(int64_t rows, const real *restrict q, int64_t q_stride, const stored *restrict tile,
                          int64_t d, real *restrict out, int64_t out_stride) {
     for (int k = 0; k < KEY_TILE; k += TILE_DV * LANES)
         for (int64_t r = 0, nr; r < rows; r += nr) {
@@ -138,7 +139,7 @@ INLINE void value_pass(const int rows, const int nv, const bool fetch, weight_ti
 }
 
 /* out += weights x n rows of values, for any number of rows and columns. out has padded rows. */
-static void value_stream(int64_t rows, int64_t d_v, weight_tile w, const stored *restrict v, int64_t stride,
+static inline void value_stream(int64_t rows, int64_t d_v, weight_tile w, const stored *restrict v, int64_t stride,
                          int64_t n, real *restrict out, int64_t out_stride) {
     const int64_t vecs = (d_v + LANES - 1) / LANES, ahead = elements_ahead(8192, d_v, stride);
     /* narrow types are converted at each pass over the rows: few passes then, rather than whole rows */
