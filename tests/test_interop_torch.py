@@ -112,3 +112,12 @@ def test_what_the_engine_refuses():
         ours.scaled_dot_product_attention(query, torch.randn(3, 5), torch.randn(3, 5))
     with pytest.raises(TypeError, match="cpu"):
         ours.scaled_dot_product_attention(query, query, query.to("meta"))
+
+
+def test_an_option_that_requires_a_gradient_is_refused():
+    """Without the error a learned bias would silently never be trained."""
+    query, keys = torch.zeros(2, 4), torch.zeros(3, 4)
+    mask = torch.zeros(2, 3, requires_grad=True)
+    with pytest.raises(TypeError, match=r"mask: has no gradient here; pass mask\.detach\(\)"):
+        ours.dot_attention(query, keys, mask=mask)
+    ours.dot_attention(query, keys, mask=mask.detach())

@@ -36,7 +36,9 @@ class _Function(torch.autograd.Function):
     def forward(
         ctx: Any, function: Differentiable, options: dict[str, Any], *arrays: Any
     ) -> tuple[torch.Tensor, ...]:
-        options = {name: _detached(x) for name, x in options.items()}
+        for name, x in options.items():  # a gradient that never came would go unnoticed
+            if isinstance(x, torch.Tensor) and x.requires_grad:
+                raise TypeError(f"{name}: has no gradient here; pass {name}.detach()")
         outputs = function.forward(*map(_detached, arrays), **options)
         outputs = tuple(map(_tensor, outputs))
         ctx.function, ctx.options = function, options
