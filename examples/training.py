@@ -203,6 +203,8 @@ class Progress:
             print(line, file=sys.stderr, flush=True)
 
     def end(self, message=""):
-        """Leave the bar's line."""
-        if self.live or message:
-            print(f"\n{message}" if message else "", file=sys.stderr, flush=True)
+        """Leave the bar's line, if there is one."""
+        if self.live and self.shown:
+            print(file=sys.stderr)
+        if message:
+            print(message, file=sys.stderr)

@@ -51,7 +51,8 @@ def quick(tmp_path_factory):
 
 def test_attention_copies_and_a_fixed_state_does_not(quick):
     lengths, without, attention = accuracies(quick[0]).T
-    np.testing.assert_array_equal(lengths, [5, 10, 15, 20])
+    np.testing.assert_array_equal(lengths, range(5, 41, 5))  # the last four untrained
+    without, attention = without[:4], attention[:4]
     assert (attention[:3] >= 0.9).all()
     assert (attention[1:] - without[1:] >= 0.3).all()
     assert without[0] >= 0.5  # trained it is, too
