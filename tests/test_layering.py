@@ -27,7 +27,7 @@ LAYERS = [
     *("projection", "parameters", "problem_multihead", "multihead", "doctor", "__init__"),
 ]
 # Programs on top of the package: they use it, and it knows nothing of them.
-EXTRAS = ["bench", "cli", "demo", "demo_sweep", "interop", "report", "__main__"]
+EXTRAS = ["bench", "cli", "demo", "interop", "report", "__main__"]
 
 # What only its owner may mention, in the C sources.
 OWNERS = {

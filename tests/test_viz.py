@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import attn_engine
-from attn_engine.demo import TOKENS, worked_sentence
+from attn_engine.demo.sentence import TOKENS, worked_sentence
 from attn_engine.viz import heatmap, to_html, to_text
 from attn_engine.viz.labels import clusters, columns, cut, shown
 from attn_engine.viz.text import ASCII, BLOCKS

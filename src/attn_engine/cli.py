@@ -151,8 +151,8 @@ def run_demo(options: argparse.Namespace) -> int:
     """``attn-engine demo``."""
     from .bench.compare import Team, report
     from .bench.contenders import CONTENDERS, ENGINE
-    from .demo import print_sentence, worked_sentence
-    from .demo_sweep import print_sweep, sweep
+    from .demo.sentence import print_sentence, worked_sentence
+    from .demo.sweep import print_sweep, sweep
 
     steps = worked_sentence()
     print_sentence(steps)
