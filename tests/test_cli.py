@@ -161,7 +161,7 @@ def test_demo_fails_when_the_engine_does(result, code, monkeypatch, capsys):
 def test_quick_demo_runs_and_its_json_is_right(tmp_path):
     path = tmp_path / "demo.json"
     command = [sys.executable, "-m", "attn_engine.cli", "demo", "--quick", "--json", str(path)]
-    command += ["--threads", "1"]
+    command += ["--threads", "1", "the 21st of March, 1984"]
     run = subprocess.run(
         command, capture_output=True, text=True, timeout=120, cwd=tmp_path, check=False
     )
@@ -174,6 +174,9 @@ def test_quick_demo_runs_and_its_json_is_right(tmp_path):
     np.testing.assert_allclose(
         result["sentence"]["weights"][2], [0.02, 0.20, 0.05, 0.55, 0.18], atol=0.005
     )
+    (date,) = result["dates"]
+    assert date["iso"] == "1984-03-21" and f"{date['text']} -> 1984-03-21" in run.stdout
+    np.testing.assert_allclose(np.sum(date["weights"], axis=-1), 1, atol=1e-6)
     assert [c["case"]["n_q"] for c in result["comparisons"]] == list(sweep.QUICK_LENGTHS)
     for comparison in result["comparisons"]:
         for name in ("attn_engine", "numpy"):

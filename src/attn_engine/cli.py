@@ -59,9 +59,16 @@ def make_parser() -> Parser:
     info.set_defaults(run=run_info)
     demo = commands.add_parser(
         "demo",
-        help="attention on a sentence step by step, then its speed; under a minute",
-        description="Attention on a sentence step by step; then its speed beside NumPy's formula "
+        help="attention on a sentence and on dates, then its speed; under a minute",
+        description="Attention on a sentence step by step; dates translated by a recurrent network "
+        "with attention, and where it looked; then the speed of attention beside NumPy's formula "
         "and torch, onnxruntime and OpenVINO where they are installed.",
+    )
+    demo.add_argument(
+        "dates",
+        nargs="*",
+        metavar="DATE",
+        help="in English: '3 May 98', '5/3/98' (month first), '3.5.98' (day first), ...",
     )
     demo.add_argument(
         "--json", type=writable_file, metavar="FILE", help="write the results there too"
@@ -151,11 +158,17 @@ def run_demo(options: argparse.Namespace) -> int:
     """``attn-engine demo``."""
     from .bench.compare import Team, report
     from .bench.contenders import CONTENDERS, ENGINE
+    from .demo import dates
     from .demo.sentence import print_sentence, worked_sentence
     from .demo.sweep import print_sweep, sweep
 
+    try:
+        readings = dates.read(options.dates or dates.EXAMPLES)
+    except dates.NotADate as error:
+        return fail(str(error), 2)
     steps = worked_sentence()
     print_sentence(steps)
+    dates.print_readings(readings)
     sys.stdout.flush()
     names = [name for name, contender in CONTENDERS.items() if contender.attention]
     with Team(names, options.threads or get_num_threads()) as team:
@@ -164,6 +177,7 @@ def run_demo(options: argparse.Namespace) -> int:
         if options.json:
             command = shlex.join(["attn-engine", *sys.argv[1:]])
             result = report(team, comparisons, command) | {"left_out": left_out, "sentence": steps}
+            result["dates"] = [reading._asdict() for reading in readings]
             text = json.dumps(result, indent=1, default=np.ndarray.tolist)
             options.json.write_text(text + "\n", encoding="utf-8")
             print(f"results written to {options.json}")
