@@ -81,6 +81,10 @@ def test_imports_run_one_way(module):
     assert set().union(*map(imports, files)) <= set(LAYERS[: LAYERS.index(module)])
 
 
+def test_the_demo_is_imported_by_the_command_line_alone():
+    assert [p.name for p in PACKAGE.rglob("*.py") if "demo" in imports(p)] == ["cli.py"]
+
+
 def test_the_reference_stands_alone():
     assert imports(PACKAGE / "reference.py") == set()
     assert imports(PACKAGE / "reference_classic.py") == {"reference"}

@@ -17,10 +17,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import autograd.numpy as np
+try:
+    import autograd.numpy as np
+    from recurrent import attention_decoder, gru
+    from threadpoolctl import threadpool_limits
+    from training import cross_entropy, train
+except ModuleNotFoundError as error:
+    sys.exit(f"{error}; to get it: pip install autograd threadpoolctl")
+
 import forms
-from recurrent import attention_decoder, gru
-from training import cross_entropy, train
 
 from attn_engine.demo.dates import ALPHABET, START, SYMBOLS, Network, normalised, tokens
 
@@ -102,6 +107,18 @@ def rate(step, steps):
     return RATE * min(1, (step + 1) / WARM_UP) * (1 + math.cos(math.pi * step / steps)) / 2
 
 
+def fit(checkpoint, steps):
+    """The trained weights, and the seconds it took."""
+    sizes = f"sizes {EMBEDDING}, {ENCODER}, {DECODER}, {ATTENTION}"
+    # One thread for BLAS: its products are small here, and its idle threads would take the cores.
+    with threadpool_limits(1, user_api="blas"):
+        weights, seconds = train(
+            checkpoint, "dates", loss, first_weights(np.random.default_rng(TRAINING_SEED)),
+            batch, lambda step: rate(step, steps), np.ones(steps), f"{steps} steps, {sizes}",
+        )  # fmt: skip
+    return weights, seconds[0]
+
+
 def accuracy(network, pairs):
     """Share of texts with the right answer, all of its characters."""
     readings = network.read([normalised(text) for text, _ in pairs])
@@ -117,17 +134,18 @@ def main():
     if not args.output.parent.is_dir():
         parser.error(f"{args.output.parent}: no such folder")
 
-    steps = QUICK_STEPS if args.quick else STEPS
     checkpoint = args.output.with_suffix(".checkpoint")
-    weights, (wall, _) = train(
-        checkpoint, "dates", loss, first_weights(np.random.default_rng(TRAINING_SEED)),
-        batch, lambda step: rate(step, steps), np.ones(steps), f"{steps} steps",
-    )  # fmt: skip
+    try:
+        weights, seconds = fit(checkpoint, QUICK_STEPS if args.quick else STEPS)
+    except ValueError as error:  # a checkpoint of something else
+        parser.exit(1, f"{error}\n")
+    except KeyboardInterrupt:
+        sys.exit(130)
     halves = {name: array.astype(np.float16) for name, array in weights.items()}
     np.savez_compressed(args.output, **halves)
     checkpoint.unlink()
     numbers, size = sum(x.size for x in halves.values()), args.output.stat().st_size
-    print(f"{args.output}: {numbers} numbers, {size} bytes, trained in {wall:.0f} s")
+    print(f"{args.output}: {numbers} numbers, {size} bytes, trained in {seconds:.0f} s")
 
     network = Network({name: array.astype(np.float32) for name, array in halves.items()})
     rng = random.Random(TEST_SEED)

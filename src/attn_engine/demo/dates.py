@@ -176,4 +176,5 @@ def print_readings(readings: Sequence[Reading]) -> None:
     print("A row shows where in the text it looked for one character of the answer.\n")
     for reading in readings:
         print(f"{reading.text} -> {reading.iso} (probability {reading.probability:.2f})")
-        print(to_text(reading.weights, list(reading.iso), list(reading.text)) + "\n")
+        characters = reading.text.replace(" ", "_")  # a space that any terminal can show
+        print(to_text(reading.weights, list(reading.iso), list(characters)) + "\n")
