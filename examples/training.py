@@ -77,7 +77,7 @@ def adam(state, gradients, rate, *, clip=1.0, decay=(0.9, 0.999), epsilon=1e-8):
     """
     norm = math.sqrt(sum(float(np.vdot(g, g)) for g in gradients.values()))
     scale, step = min(1.0, clip / (norm + epsilon)), state.step + 1
-    rate *= math.sqrt(1 - decay[1] ** step) / (1 - decay[0] ** step)
+    rate = float(rate) * math.sqrt(1 - decay[1] ** step) / (1 - decay[0] ** step)
     parameters, mean, square = {}, {}, {}
     for name, x in state.parameters.items():
         g = gradients[name] * scale
