@@ -161,7 +161,9 @@ def test_ratio_and_share_are_what_they_say():
 
 
 @pytest.mark.parametrize(
-    "case", [small(c) for c in CASES if not (c.score or c.layer)], ids=lambda c: c.name
+    "case",
+    [small(c) for c in CASES if not (c.score or c.layer or c.backward)],
+    ids=lambda c: c.name,
 )
 def test_dense_mask_and_flops_agree_with_the_reference(case):
     inputs = make_inputs(case)
@@ -212,6 +214,27 @@ def test_work_of_a_layer():
     layer = next(case for case in CASES if case.layer)
     attention = replace(layer, layer=False)
     assert layer.flops == attention.flops + 4 * 2 * (8 * 128) * 768 * 768
+
+
+def test_work_of_a_backward_pass():
+    """Five products instead of two, of what is visible; every array and its gradient."""
+    for case in (c for c in CASES if c.backward):
+        forward = replace(case, backward=False)
+        assert (case.flops, case.bytes) == (2.5 * forward.flops, 2 * forward.bytes)
+
+
+def test_wrong_gradients_are_seen_wherever_they_are():
+    case = small(next(case for case in CASES if case.backward and case.is_causal))
+    inputs = make_inputs(case)
+    right = CONTENDERS["attn_engine"].prepare(case, inputs, 1)()
+    assert largest_error(case, inputs, right) < TOLERANCE["float32"]
+    for place in ((0, 0, 5), (0, -1, -1), (0, 0, 17)):
+        for part in range(3):
+            wrong = [gradient.copy() for gradient in right]
+            wrong[part][place] *= 1.01
+            assert largest_error(case, inputs, wrong) > TOLERANCE["float32"]
+    with pytest.raises(ValueError, match="shape"):
+        largest_error(case, inputs, [gradient[:, :, 1:] for gradient in right])
 
 
 def test_the_compiled_formula_is_right():
