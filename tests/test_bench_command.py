@@ -183,6 +183,7 @@ def test_a_file_of_another_kind_or_run_is_never_overwritten(team, tmp_path, monk
     [
         (["--suite", "lengths,nonsense"], "nonsense"),
         (["--suite", "nonsense", "--suite", "lengths"], "nonsense"),
+        (["--threads", "100000"], "expected 1 to 1024"),
         (["--contenders", "torhc"], "torhc"),
         (["--contenders", "no_such_library:call"], "no_such_library:call is not installed"),
         (["--output", "file/below"], "cannot be written"),

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from attn_engine import get_isa, get_num_threads, reference
+from attn_engine.bench import compare
 from attn_engine.bench.cases import CASES, Case, Unsupported, dense_mask, make_inputs
 from attn_engine.bench.check import TOLERANCE, largest_error
 from attn_engine.bench.compare import Comparison, Limit, Process, Result, Team
@@ -93,6 +94,12 @@ def test_a_missing_library_is_reported_and_the_others_go_on(library):
     assert team.versions["library:right"] == "1.2.3"
     statuses = [result.status for result in comparison.results.values()]
     assert statuses == ["missing", "missing", "timed"]
+
+
+def test_a_machine_that_cannot_be_measured_is_one_line(monkeypatch):
+    monkeypatch.setattr(compare, "METERS", ("numpy",))
+    with Team(["numpy"], 1) as team, pytest.raises(RuntimeError, match="numpy: .*negative"):
+        team.read_limit(-8)
 
 
 def test_a_worker_refuses_to_time_what_it_has_not_found_right():

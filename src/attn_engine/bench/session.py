@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
+from ..options import check_threads
 from .cases import Case
 from .compare import TWIN, Comparison, Limit, Process, Team, comparison_from, report
 from .contenders import CONTENDERS, ENGINE
@@ -38,7 +39,11 @@ class Settings:
     quick: bool
 
     def __post_init__(self):
-        """BadInput for names that are not known."""
+        """BadInput for names that are not known, and for more threads than a call takes."""
+        try:
+            check_threads("threads", self.threads)
+        except ValueError as error:
+            raise BadInput(str(error)) from None
         for name in self.suites:
             if name not in SUITES:
                 raise BadInput(f"unknown suite {name!r}, expected one of {', '.join(SUITES)}")

@@ -73,6 +73,8 @@ def load(path: Path) -> Results:
             return _from_runs(path, data, [data])
         if isinstance(data, dict) and "benchmarks" in data:
             return _from_pytest(path, data)
+    except BadInput:
+        raise
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         what = f"{type(error).__name__}: {error}"
         raise BadInput(f"{path} has the start of a result file, but is none ({what})") from error
