@@ -1,6 +1,8 @@
 """The referee of the benchmarks: who is wrong is never timed, who is missing is named."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -307,8 +309,30 @@ def test_peers_command_lists_and_refuses():
     listed = run("--list", "--only", "causal*")
     assert listed.returncode == 0
     assert len(listed.stdout.splitlines()) == 3
-    for bad in (["--only", "nothing"], ["--threads", "0"], ["--seconds", "-1"]):
-        assert run(*bad).returncode == 2
+    for bad in (
+        *(["--only", "nothing"], ["--threads", "0"], ["--seconds", "-1"], ["--seconds", "nan"]),
+        *(["--contenders", "torhc"], ["--json", "no/such/folder/file.json"]),
+    ):
+        refused = run(*bad)
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert refused.stderr.count("\n") == 1 and "peers.py" in refused.stderr
+
+
+@pytest.mark.skipif(os.name != "posix", reason="sends a POSIX signal")
+def test_peers_command_keeps_what_is_done_when_it_is_interrupted(tmp_path):
+    path = tmp_path / "peers.json"
+    command = [sys.executable, PEERS, "--contenders", "attn_engine", "--threads", "1"]
+    command += ["--only", "tiny*,causal_4k*", "--seconds", "30", "--json", path]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        while not process.stdout.readline().startswith("case"):
+            pass
+        process.send_signal(signal.SIGINT)
+        _, message = process.communicate(timeout=120)
+    assert (process.returncode, message.count("\n")) == (1, 1)
+    result = json.loads(path.read_text())
+    assert result["comparisons"] == [] and not result["finished"]
 
 
 def test_benchmark_suites_say_what_they_cost(tmp_path):

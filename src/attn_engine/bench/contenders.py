@@ -9,13 +9,14 @@ gradients.py.
 
 import importlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
 from . import formulas, gradients, layers
 from .cases import Case, Inputs, Unsupported, dense_mask
+from .files import BadInput
 
 Prepare = Callable[[Case, Inputs, int], Callable]
 ENGINE = "attn_engine"
@@ -213,6 +214,14 @@ CONTENDERS = {
         gradients.prepare_numpy,
     ),
 }
+
+
+def check_names(names: Iterable[str]) -> None:
+    """BadInput for a name that is none of the contenders', nor ``module:function``."""
+    for name in names:
+        if name not in CONTENDERS and ":" not in name:
+            known = ", ".join(CONTENDERS)
+            raise BadInput(f"unknown contender {name!r}, expected {known} or module:function")
 
 
 def find_contender(name: str) -> tuple[Contender, str]:

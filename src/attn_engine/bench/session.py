@@ -15,7 +15,7 @@ from pathlib import Path
 from ..options import check_threads
 from .cases import Case
 from .compare import TWIN, Comparison, Limit, Process, Team, comparison_from, report
-from .contenders import CONTENDERS, ENGINE
+from .contenders import CONTENDERS, ENGINE, check_names
 from .files import BadInput, held, make_folder, read_json, write_whole
 from .progress import progress_bar
 from .suites import NOISE, SUITES
@@ -47,10 +47,7 @@ class Settings:
         for name in self.suites:
             if name not in SUITES:
                 raise BadInput(f"unknown suite {name!r}, expected one of {', '.join(SUITES)}")
-        for name in self.contenders:
-            if name not in CONTENDERS and ":" not in name:
-                known = ", ".join(CONTENDERS)
-                raise BadInput(f"unknown contender {name!r}, expected {known} or module:function")
+        check_names(self.contenders)
 
     @property
     def names(self) -> tuple[str, ...]:
