@@ -158,6 +158,12 @@ def test_hidden_keys_are_not_given_weight_nor_read():
     np.testing.assert_allclose(gone.distances, [[0.9, 0.1, 0, 0]], rtol=1e-13)
 
 
+@pytest.mark.parametrize("check", [analysis.permutation_test, analysis.ablation])
+def test_values_that_are_not_finite_spread_without_a_warning(check):
+    values = np.where(VALUES > 1, np.inf, VALUES)
+    assert np.isinf(values).any() and np.isnan(check(WEIGHTS, values).distances).any()
+
+
 def test_permutations_repeat_with_their_seed():
     runs = [analysis.permutation_test(WEIGHTS, VALUES, seed=s).distances for s in (0, 0, 1)]
     np.testing.assert_array_equal(runs[0], runs[1])

@@ -89,6 +89,7 @@ ODD = {
     "head": lambda: to_text(random_weights(3, 5, 5), TOKENS, head=1.5),
     "head bool": lambda: to_text(random_weights(3, 5, 5), TOKENS, head=True),
     "query_tokens": lambda: to_text(SENTENCE, None),
+    "query_tokens set": lambda: to_text(SENTENCE, set(TOKENS)),  # in no order
     "query_tokens number": lambda: to_text(SENTENCE, 5),
     "key_tokens": lambda: to_text(SENTENCE, TOKENS, 5),
     "width": lambda: to_text(SENTENCE, TOKENS, width="x"),

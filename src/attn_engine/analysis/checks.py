@@ -145,7 +145,7 @@ def permutation_test(
     if seed < 0:
         raise ValueError(f"seed: {seed}, expected at least 0")
     generator = np.random.default_rng(seed)
-    output = array @ values
+    output = _outputs(array, values)
     # Sorting random keys shuffles; hidden ones stay behind the visible in both orders.
     last = np.where(visible, 0.0, 2.0)
     targets = np.argsort(last, axis=-1, kind="stable")
@@ -154,7 +154,7 @@ def permutation_test(
         sources = np.argsort(generator.random(array.shape) + last, axis=-1)
         shuffled = np.empty_like(array)
         np.put_along_axis(shuffled, targets, np.take_along_axis(array, sources, -1), -1)
-        distances.append(_moved(distance, output, shuffled @ values))
+        distances.append(_moved(distance, output, _outputs(shuffled, values)))
     moved = np.stack(distances)
     return Permutations(moved, np.median(moved, axis=0))
 
@@ -214,12 +214,12 @@ def ablation(
     array([[1.35, 0.39, 0.9 ]])
     """
     array, values, visible = _checked(weights, values, mask)
-    output = array @ values
+    output = _outputs(array, values)
     distances = np.zeros_like(array)
     for j in range(array.shape[-1]):
         others = array.copy()
         others[..., j] = 0
-        distances[..., j] = _moved(distance, output, normalized(others) @ values)
+        distances[..., j] = _moved(distance, output, _outputs(normalized(others), values))
     distances[~visible] = 0
     correlation = np.empty(array.shape[:-1])
     noise = ROUNDING * np.abs(values).max(initial=0)
@@ -257,10 +257,17 @@ def _checked(weights: Any, values: Any, mask: Any) -> tuple[np.ndarray, np.ndarr
     return array, np.where(unseen[..., None], 0, values), visible  # 0 x NaN would reach the output
 
 
+def _outputs(weights: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Weighted values; infinity in them spreads without a warning."""
+    with np.errstate(invalid="ignore"):
+        return weights @ values
+
+
 def _moved(distance: Distance | None, output: np.ndarray, changed: np.ndarray) -> np.ndarray:
     """How far each query's output moved, in float64; by default the Euclidean distance."""
     if distance is None:
-        return np.linalg.norm(changed - output, axis=-1)
+        with np.errstate(invalid="ignore"):
+            return np.linalg.norm(changed - output, axis=-1)
     if not callable(distance):
         raise TypeError(
             f"distance: got an object of type {type(distance).__name__}, expected a function of the "

@@ -88,6 +88,8 @@ def first_words(results: Results) -> list[str]:
             f"{facts['ratios']} cases; the best other one takes {facts['mean_ratio']:.2f} times as "
             f"long in the geometric mean, {facts['smallest_ratio']:.2f} times in the worst case."
         )
+    elif facts["cases"]:
+        lines.append(f"{facts['cases']} cases of one contender, nobody to compare it with.")
     if results.noise is not None:
         lines.append(
             f"Noise floor: attn_engine against itself differed by up to {results.noise:.1%} (A/A "

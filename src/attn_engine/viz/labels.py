@@ -41,7 +41,7 @@ def check_tokens(name: str, tokens: Sequence[str], axis: str, weights: np.ndarra
     if isinstance(tokens, str):
         raise TypeError(f"{name}: got one str, expected a sequence of them; pass list({name})")
     try:
-        listed = list(tokens)
+        listed = list(None if isinstance(tokens, set | frozenset) else tokens)
     except TypeError:
         raise TypeError(
             f"{name}: got {shown_value(tokens)}, expected a sequence of str, one for each of {axis}"
