@@ -6,7 +6,7 @@ import pytest
 
 from attn_engine.report import svg
 from attn_engine.report.changes import interval
-from attn_engine.report.tables import Table, short_time
+from attn_engine.report.tables import Table, short_time, table_of
 
 
 @pytest.mark.parametrize(
@@ -38,6 +38,12 @@ def test_table_in_three_forms():
     ]
     assert '<tr><td>&lt;x&gt;</td><td class="n">1.5 ms</td></tr>' in table.as_html()
     assert table.as_text().splitlines() == ["a|b       n", "<x>  1.5 ms", "y         –"]
+
+
+def test_a_column_that_holds_nothing_is_left_out():
+    table = table_of(["a", "b", "c"], [["1", "", "x"], ["2", "", ""]])
+    assert (table.heads, table.rows) == (["a", "c"], [["1", "x"], ["2", ""]])
+    assert table_of(["a"], []) is None
 
 
 def test_times_have_three_digits_and_a_unit():

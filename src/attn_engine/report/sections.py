@@ -9,7 +9,7 @@ from ..bench.contenders import ENGINE
 from . import charts
 from .changes import changes
 from .load import Results
-from .tables import Table, digits, short_time
+from .tables import Table, digits, short_time, table_of
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def first_words(results: Results) -> list[str]:
             f"long in the geometric mean, {facts['smallest_ratio']:.2f} times in the worst case."
         )
     elif facts["cases"]:
-        lines.append(f"{facts['cases']} cases of one contender, nobody to compare it with.")
+        lines.append(f"{facts['cases']} cases; in none is attn_engine beside another contender.")
     if results.noise is not None:
         lines.append(
             f"Noise floor: attn_engine against itself differed by up to {results.noise:.1%} (A/A "
@@ -115,7 +115,7 @@ def lost(results: Results) -> Section:
         rows.append([timed.case.name, str(timed.threads), *times, ratio, note])
     heads = ["case", "threads", ENGINE, "best peer", "its time", "ratio", ""]
     if rows:
-        return Section("Cases that we lose", table=Table(heads, rows))
+        return Section("Cases that we lose", table=table_of(heads, rows))
     return Section("Cases that we lose", ["None of these."] if summary(results)["ratios"] else [])
 
 
@@ -137,7 +137,7 @@ def contenders(results: Results) -> Table | None:
         middle = found[len(found) // 2]
         rows.append([name, str(len(found)), speed, f"{middle:.1e}", f"{found[-1]:.1e}"])
     heads = ["contender", "cases", "speed, attn_engine = 1", "median error", "largest error"]
-    return Table(heads, rows) if rows else None
+    return table_of(heads, rows)
 
 
 def memory(results: Results) -> Table | None:
@@ -152,7 +152,7 @@ def memory(results: Results) -> Table | None:
         for name, entries in found.items()
         if any(entries.values())
     ]
-    return Table(["MiB", *(f"{n} tokens" for n in lengths)], rows) if rows else None
+    return table_of(["MiB", *(f"{n} tokens" for n in lengths)], rows)
 
 
 def every_case(results: Results) -> Section:
@@ -191,7 +191,7 @@ def all_cases(results: Results) -> Table | None:
             )
         rows.append(row)
     heads = ["case", "threads", "Gflop/s", *(["ratio", "of peak"] if ratios else []), *names]
-    return Table(heads, rows) if rows else None
+    return table_of(heads, rows)
 
 
 def failures(results: Results) -> Section:
@@ -203,7 +203,7 @@ def failures(results: Results) -> Section:
         if result.status in ("wrong", "failed")
     ]
     heads = ["case", "threads", "contender", "status", "why"]
-    return Section("Wrong or failed", table=Table(heads, rows) if rows else None)
+    return Section("Wrong or failed", table=table_of(heads, rows))
 
 
 def comparison_with(results: Results, other: Results) -> Section:
@@ -235,7 +235,7 @@ def comparison_with(results: Results, other: Results) -> Section:
         if means
         else "They have no case with as many threads in common."
     )
-    table = Table(heads, rows) if rows else None
+    table = table_of(heads, rows)
     return Section(f"Compared with {other.path}", [what, mean], (), table, [other.command])
 
 
