@@ -43,8 +43,8 @@ def main() -> int:
     comparisons, finished = [], False
     with Team(options.contenders, options.threads) as team:
         product = team.limit()
-        print_head(team, product)
         try:
+            print_head(team, product)
             for case in cases:
                 limit = team.limit(case) if case.is_decode else product
                 if case.tanhs:  # neither bounds what tanh does
