@@ -87,6 +87,7 @@ def test_info_says_which_tier_runs(capsys):
         (["demo", "--json", "no/such/directory/file.json"], "no/such/directory"),
         (["demo", "--json", "."], "directory"),
         (["info", "extra"], "extra"),
+        (["bench", "--suite", ","], "--suite"),
     ],
 )
 def test_bad_command_line_is_one_line_and_exit_code_2(arguments, named, capsys):
@@ -104,6 +105,15 @@ def test_version_is_printed(capsys):
         cli.main(["--version"])
     assert ended.value.code == 0
     assert capsys.readouterr().out == f"attn-engine {attn_engine.__version__}\n"
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["bench", "--help"], ["info", "--json"]])
+def test_the_package_runs_as_the_script_does(arguments):
+    def run(module):
+        command = [sys.executable, "-m", module, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+
+    assert run("attn_engine").stdout == run("attn_engine.cli").stdout
 
 
 @pytest.mark.parametrize("module", ["attn_engine.cli", "attn_engine"])

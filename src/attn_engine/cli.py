@@ -56,6 +56,7 @@ def make_parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(metavar="command", required=True)
     info = commands.add_parser("info", help="what was built, detected and chosen")
+    info.add_argument("--json", action="store_true", help="print it as JSON")
     info.set_defaults(run=run_info)
     demo = commands.add_parser(
         "demo",
@@ -105,7 +106,12 @@ def add_bench(commands) -> None:
         f"the same command is given again. Suites: {', '.join(SUITES)}.",
     )
     bench.add_argument(
-        "--suite", type=names, default=(), metavar="NAME,...", help="default: all of them"
+        "--suite",
+        type=names,
+        action="extend",
+        default=[],
+        metavar="NAME,...",
+        help="default: all of them",
     )
     bench.add_argument(
         "--threads", type=positive, metavar="N", help="default: what the library takes"
@@ -113,7 +119,8 @@ def add_bench(commands) -> None:
     bench.add_argument(
         "--contenders",
         type=names,
-        default=(),
+        action="extend",
+        default=[],
         metavar="NAME,...",
         help="beside attn_engine; module:function is one of your own; default: all installed",
     )
@@ -150,7 +157,10 @@ def add_diagnose(commands: Any) -> None:
 
 def run_info(options: argparse.Namespace) -> int:
     """``attn-engine info``."""
-    show_config()
+    if options.json:
+        print(json.dumps(show_config("dicts"), indent=2))
+    else:
+        show_config()
     return 0
 
 
@@ -198,7 +208,8 @@ def run_bench(options: argparse.Namespace) -> int:
     from .report.write import write_reports
 
     threads = options.threads or get_num_threads()
-    settings = Settings(options.suite or tuple(SUITES), threads, options.contenders, options.quick)
+    suites, contenders = tuple(dict.fromkeys(options.suite)), tuple(options.contenders)
+    settings = Settings(suites or tuple(SUITES), threads, contenders, options.quick)
     session = Session(settings, options.output, shlex.join(["attn-engine", *sys.argv[1:]]))
     terminal = sys.stderr.isatty()
     if terminal and find_spec("rich") is None:
@@ -271,9 +282,12 @@ def fail(message: str, code: int = 1) -> int:
     return code
 
 
-def names(text: str) -> tuple[str, ...]:
+def names(text: str) -> list[str]:
     """An argument that is a list with commas."""
-    return tuple(name.strip() for name in text.split(",") if name.strip())
+    found = [name.strip() for name in text.split(",") if name.strip()]
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text!r} names nothing")
+    return found
 
 
 def positive(text: str) -> int:
