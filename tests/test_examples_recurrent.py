@@ -256,7 +256,7 @@ def fit(training, path, *, steps=30, stop_at=None, by=KeyboardInterrupt, setting
     def loss(parameters, x, y):
         return anp.mean((parameters["slope"] * x + parameters["offset"] - y) ** 2)
 
-    zeros = {name: np.zeros((), np.float32) for name in ("slope", "offset")}
+    zeros = {name: np.zeros(1, np.float32) for name in ("slope", "offset")}
     work = np.ones(steps)
     return training.train(path, "line", loss, zeros, batch, lambda _: 0.3, work, settings)
 
