@@ -105,10 +105,13 @@ static void pack_panel(const block *b, const attn_tensor *t, int64_t d, real fac
     for (int v = 0; v < b->vecs; v++) {
         for (int64_t c = 0; c < d; c += LANES) {
             const int columns = (int)min_i(LANES, d - c);
+            const io *corner = rows + v * LANES * t->stride_row + c;
             vec r[LANES];
-    UNROLL for (int l = 0; l < LANES; l++) {
-                const int64_t i = v * LANES + l;
-                r[l] = i < b->n ? v_load_io_part(rows + i * t->stride_row + c, columns) : v_zero();
+            if (columns == LANES && (v + 1) * LANES <= b->n) {
+                UNROLL for (int l = 0; l < LANES; l++) r[l] = v_load_io(corner + l * t->stride_row);
+            } else {
+                UNROLL for (int l = 0; l < LANES; l++)
+                    r[l] = v * LANES + l < b->n ? v_load_io_part(corner + l * t->stride_row, columns) : v_zero();
             }
             v_transpose(r);
             for (int l = 0; l < columns; l++)
