@@ -19,7 +19,7 @@
 
 #define BACKWARD_KEYS 96 /* keys of a block in backward, fewer where heads are large */
 #define BACKWARD_KEY_REALS 24576
-#define KEY_BLOCK_REALS 6144 /* keys (or values) of one block: half of a 48 KiB L1 in float32 */
+#define KEY_BLOCK_BYTES 24576 /* keys (or values) of one block: half of a 48 KiB L1 */
 
 static int64_t round_up_to(int64_t n, int64_t multiple) {
     return (n + multiple - 1) / multiple * multiple;
@@ -74,8 +74,8 @@ static void plan_prefill_tasks(const attn_problem *p, attn_plan *plan) {
 static void plan_prefill(const attn_problem *p, attn_plan *plan) {
     const int64_t block_q = plan->kernel->block_q;
     const bool widened = attn_stored_bytes(p->dtype) != plan->real_bytes;
-    plan->block_kv =
-        larger(32, smaller(128, KEY_BLOCK_REALS / larger(1, larger(p->d_qk, p->d_v)) / 8 * 8));
+    const int64_t row_bytes = larger(1, larger(p->d_qk, p->d_v)) * plan->real_bytes;
+    plan->block_kv = larger(32, smaller(128, KEY_BLOCK_BYTES / row_bytes / 8 * 8));
     if (p->cache)
         plan->block_kv = larger(16, plan->block_kv / 16 * 16); /* whole vectors of a tile */
     plan->key_blocks = (p->n_kv + plan->block_kv - 1) / plan->block_kv;
