@@ -205,8 +205,10 @@ static inline key_rows key_rows_of(const block *b, int64_t j0, int64_t j1) {
         r.key_stride = p->key.stride_row;
     } else if (p->cache) r.keys = copy_tiles(b, j0, j1, r.key_stride, b->key_copy);
     else copy_rows(&p->key, b, j0, j1, p->d_qk, r.key_stride, b->key_copy);
-    if (plan->copy_values) copy_rows(&p->value, b, j0, j1, p->d_v, plan->d_v_padded, b->value_copy);
-    else r.values = (value_rows){(const real *)p->value.data + at(&p->value, b->batch, b->kv_head, b->key_row + j0), p->value.stride_row};
+    if (!plan->copy_values) {
+        const int64_t first = at(&p->value, b->batch, b->kv_head, b->key_row + j0);
+        r.values = (value_rows){(const real *)p->value.data + first, p->value.stride_row};
+    } else copy_rows(&p->value, b, j0, j1, p->d_v, r.values.stride, b->value_copy);
     return r;
 }
 

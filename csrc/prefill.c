@@ -102,7 +102,7 @@ static tile_view view_of(const block *b, int64_t j0, int64_t j1) {
         t = (tile_view){b->i0 + c.i0, min_i(b->i0 + c.i1, b->i1), max_i(t.j0, corner + c.j0),
                         min_i(t.j1, corner + c.j1), c.full, c.hides, c.plain};
     }
-    if (b->segments.query && t.i0 < t.i1 && t.j0 < t.j1) t = segments_view(&b->segments, t);
+    if (b->segments.query && !shows_nothing(t)) t = segments_view(&b->segments, t);
     /* whole vectors of lanes are worked on, so hidden lanes beside visible ones need the masks */
     if ((t.i0 - b->i0) % LANES || (t.i1 != b->i1 && (t.i1 - b->i0) % LANES)) t.full = false, t.hides = true;
     return t;
@@ -212,7 +212,7 @@ static void clear_around(const block *b, tile_view t, int64_t j0, int64_t j1) {
     const int first = (int)(t.i0 - b->i0) / LANES, last = (int)(t.i1 - b->i0 + LANES - 1) / LANES;
     for (int v = 0; v < b->vecs; v++) {
         key_range seen = {j1, j1};
-        if (first <= v && v < last && t.j0 < t.j1) seen = seen_by(b, v, t.j0, t.j1);
+        if (!shows_nothing(t) && first <= v && v < last) seen = seen_by(b, v, t.j0, t.j1);
         for (int64_t j = j0; j < j1; j++)
             if (j < seen.begin || j >= seen.end) v_store(b->scores + j * BLOCK_Q + v * LANES, v_zero());
     }
@@ -232,6 +232,25 @@ static void end_block(const block *b, const real *block_max) {
     if (p->weights) store_weights(b, b->seen, block_max);
 }
 
+/* The blocks of a task against keys [j0, j1), which lie in one block of keys. */
+static void attend_blocks(const block *blocks, int n, int64_t j0, int64_t j1) {
+    tile_view views[PREFILL_BLOCKS];
+    key_range shown = {j1, j0};
+    for (int k = 0; k < n; k++) {
+        const tile_view t = views[k] = view_of(&blocks[k], j0, j1);
+        if (!shows_nothing(t)) shown = (key_range){min_i(shown.begin, t.j0), max_i(shown.end, t.j1)};
+    }
+    if (shown.begin < shown.end) {
+        const key_rows rows = key_rows_of(blocks, shown.begin, shown.end);
+        for (int k = 0; k < n; k++) {
+            const tile_view t = views[k];
+            real *scores = blocks[k].scores + (blocks[k].p->weights ? t.j0 * BLOCK_Q : 0);
+            if (!shows_nothing(t)) attend_block(&blocks[k], t, rows_from(rows, t.j0 - shown.begin), scores);
+        }
+    }
+    if (blocks->p->weights) clear_around(blocks, views[0], j0, j1); /* there is one block then */
+}
+
 static void run(const attn_call *call, int64_t task, void *scratch, attn_watch *watch) {
     block blocks[PREFILL_BLOCKS];
     const attn_problem *p = call->problem;
@@ -243,28 +262,15 @@ static void run(const attn_call *call, int64_t task, void *scratch, attn_watch *
     if (p->query_starts && blocks->band.n_q <= DECODE_MAX_Q) return; /* the decode kernel's */
     for (const block *b = blocks; b < blocks + n; b++) {
         begin_block(b);
-        if (b->seen.begin == b->seen.end) continue;
-        keys = (key_range){min_i(keys.begin, b->seen.begin), max_i(keys.end, b->seen.end)};
+        if (b->seen.begin < b->seen.end)
+            keys = (key_range){min_i(keys.begin, b->seen.begin), max_i(keys.end, b->seen.end)};
     }
     for (int64_t j0 = keys.begin, j1; j0 < keys.end; j0 = j1) {
         if (attn_should_stop(watch)) return;
         const int64_t index = j0 / block_kv;
-        tile_view views[PREFILL_BLOCKS];
-        key_range shown = {j1 = min_i((index + 1) * block_kv, keys.end), j0};
-        for (int k = 0; k < n; k++) {
-            const tile_view t = views[k] = view_of(&blocks[k], j0, j1);
-            if (t.i0 < t.i1 && t.j0 < t.j1) shown = (key_range){min_i(shown.begin, t.j0), max_i(shown.end, t.j1)};
-        }
-        if (shown.begin < shown.end) {
-            const key_rows rows = key_rows_of(blocks, shown.begin, shown.end);
-            for (int k = 0; k < n; k++) {
-                const tile_view t = views[k];
-                if (t.i0 < t.i1 && t.j0 < t.j1) attend_block(&blocks[k], t, rows_from(rows, t.j0 - shown.begin), p->weights ? blocks[k].scores + t.j0 * BLOCK_Q : blocks[k].scores);
-            }
-        }
-        if (!p->weights) continue; /* else there is one block */
-        clear_around(blocks, views[0], j0, j1);
-        memcpy(block_max + index * BLOCK_Q, blocks->m, BLOCK_Q * sizeof(real));
+        j1 = min_i((index + 1) * block_kv, keys.end);
+        attend_blocks(blocks, n, j0, j1);
+        if (p->weights) memcpy(block_max + index * BLOCK_Q, blocks->m, BLOCK_Q * sizeof(real));
     }
     for (const block *b = blocks; b < blocks + n; b++) end_block(b, block_max);
 }
