@@ -1,8 +1,9 @@
 /* Prefill: many queries against many keys, with an online softmax over blocks of keys.
  *
- * A task is BLOCK_Q queries of one head. Queries lie along the vector lanes: only they are packed (into
- * a panel d_qk x BLOCK_Q, scale and log2(e) folded in), keys and values are read where they lie, and the
- * softmax runs down the lanes without a horizontal step. Per block of block_kv keys, all in L1:
+ * A task is BLOCK_Q queries of one head, or a few such blocks where keys and values must be copied first
+ * (16-bit types, caches), so that they share the copies. Queries lie along the vector lanes: only they are
+ * packed (into a panel d_qk x BLOCK_Q, scale and log2(e) folded in), keys and values are read where they
+ * lie, and the softmax runs down the lanes without a horizontal step. Per block of block_kv keys, in L1:
  *
  *   scores  block_kv x BLOCK_Q   s = K panel                          (log2 units)
  *   softmax per lane             m' = m, or the block's maximum once that is more than 8 above m
