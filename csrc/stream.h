@@ -34,14 +34,17 @@ INLINE void dot_rows(const int rows, const bool fetch, const real *restrict q, i
         vec acc[DOT_ROWS][2];
     UNROLL for (int k = 0; k < step; k++) {
             key[k] = keys + min_i(k0 + k, n - 1) * stride;
-            if (fetch)
-                for (int64_t c = 0; c < d; c += LINE) v_prefetch(key[k] + ahead + c);
             UNROLL for (int r = 0; r < rows; r++) acc[r][k] = v_zero();
         }
         for (int64_t c = 0; c < d; c += LANES) {
             vec x[2];
             UNROLL for (int k = 0; k < step; k++)
                 x[k] = c + LANES <= d ? v_load_stored(key[k] + c) : v_load_stored_part(key[k] + c, (int)(d - c));
+            if (fetch && c % LINE == 0) UNROLL for (int k = 0; k < step; k++) {
+                const int64_t at = step * c + k * LINE; /* of the rows one behind the other */
+                if (at < d) v_prefetch(key[0] + ahead + at);
+                else if (at < 2 * d) v_prefetch(key[step - 1] + ahead + at - d);
+            }
             UNROLL for (int r = 0; r < rows; r++) {
                 const vec y = v_load(q + r * q_stride + c);
                 UNROLL for (int k = 0; k < step; k++) acc[r][k] = v_fma(y, x[k], acc[r][k]);
