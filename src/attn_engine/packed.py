@@ -17,7 +17,8 @@ from .options import (
     check_softcap,
 )
 from .outputs import Problem, check_out, destination
-from .shapes import ShapeError, check_shapes
+from .shapes import ShapeError
+from .shapes_attention import check_shapes
 
 
 def packed_attention(
@@ -44,14 +45,6 @@ def packed_attention(
     """`scaled_dot_product_attention_varlen`'s arguments, checked; raises all that it documents."""
     gqa, want_lse = check_flag("enable_gqa", enable_gqa), check_flag("return_lse", return_lse)
     query, key, value = tensors = as_tensors(query, key, value)
-    for name, tensor in (("query", query), ("key", key), ("value", value)):
-        if tensor.ndim != 3:
-            raise ShapeError(
-                f"{name}: shape {tensor.shape}, expected 3 axes (total, heads, d)",
-                "put sequences end to end, without a batch axis",
-                name, tensor.shape, (*(1,) * (3 - tensor.ndim), *tensor.shape)[-3:],
-                "(total, heads, d)",
-            )  # fmt: skip
     axes, total_k = check_shapes(query.shape, key.shape, value.shape, True, gqa, packed=True)
     query_starts = _starts("cu_seqlens_q", cu_seqlens_q, axes.n, "query")
     key_starts = _starts("cu_seqlens_k", cu_seqlens_k, total_k, "key")

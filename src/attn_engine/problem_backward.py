@@ -7,8 +7,9 @@ import numpy as np
 
 from . import problem
 from .arrays import as_array, as_floats, compute_type, is_bfloat16, native, raw, walkable
+from .misfits import wrong_shape
 from .outputs import flat
-from .shapes import Shape, ShapeError
+from .shapes import Shape
 
 NAMES = ("query", "key", "value", "attn_mask", "sinks", "alibi_slopes")
 
@@ -119,14 +120,11 @@ def like_forward(name: str, value: Any, shape: Shape, dtype: np.dtype, what: str
         raise TypeError(f"{name}: got None, expected an array of shape {shape}, that of {what}")
     array = as_floats(name, value)
     if array.shape != shape:
-        raise ShapeError(
+        axes = tuple(f"axis {i}" for i in range(len(shape)))
+        raise wrong_shape(
             f"{name}: shape {array.shape}, expected {shape}, that of {what}",
-            "pass the one that belongs to these arguments",
-            name,
-            array.shape,
-            shape,
-            f"those of {what}",
-        )
+            name, array.shape, {axes: shape}, "pass the one that belongs to these arguments",
+        )  # fmt: skip
     if native(array.dtype) != dtype:
         raise TypeError(
             f"{name}: dtype {array.dtype}, expected {dtype}, that of {what}; "

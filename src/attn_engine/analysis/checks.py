@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ..arrays import as_floats, as_mask
-from ..shapes import check_broadcast
+from ..misfits import check_broadcast
 from ..weights import check_weights
 from .summaries import normalized
 
