@@ -35,7 +35,7 @@ SHAPES = {
     "weights of other heads": ({"num_heads": 2}, "weights: shape (2, 3, 7), expected (2, 2, 3, 7)"),
     "unknown name": ({"needs": ("query", "key")}, "needs: got 'key'", "query, keys, W_a"),
     "what the forward refuses": ({"W_a": ones(8, 4)}, "W_a: d_s is 4"),
-    "location of several steps": ({"location": ones(2, 7, 8)}, "location: T_dec is 3"),
+    "location of several steps": ({"location": ones(2, 7, 8)}, "query: T_dec is 3"),
 }  # fmt: skip
 KINDS = {
     "no grad_context": ({"grad_context": None}, "grad_context: got None"),

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 from .arrays import as_floats, check_same_dtype, compute_type, native
 from .misfits import wrong_shape
 from .options import check_layout
-from .shapes import ShapeError, batch_words
+from .shapes import ShapeError, batch_words, in_words
 
 
 class MergedAttention(NamedTuple):
@@ -127,12 +127,19 @@ def _parts(outputs: Any, lses: Any, bshd: bool) -> tuple[list[np.ndarray], list[
                 f"lses[{i}]: dtype {lse.dtype}, expected {compute} beside outputs of {first.dtype}"
             )
         if lse.shape != rows:
-            raise wrong_shape(
+            what = (
                 f"lses[{i}]: shape {lse.shape}, expected {rows}, (..., n_heads, n_q) of outputs "
-                f"{first.shape} in layout {'bshd' if bshd else 'bhsd'}",
-                f"lses[{i}]", lse.shape, {turned: rows},
-                "pass layout= as in the calls",
-            )  # fmt: skip
+                f"{first.shape} in layout {'bshd' if bshd else 'bhsd'}"
+            )
+            if all(each.shape == (*rows[:-2], *reversed(rows[-2:])) for each in lses):
+                other = "bhsd" if bshd else "bshd"
+                fix = f'pass layout="{other}" as in the calls'
+                raise ShapeError(
+                    what, fix, f"lses[{i}]", lse.shape, lse.shape, in_words(turned),
+                    {"layout": other},
+                )  # fmt: skip
+            give = "give a number for each row of outputs"
+            raise wrong_shape(what, f"lses[{i}]", lse.shape, {turned: rows}, give)
     if bshd and first.ndim > 2:
         outputs = [np.swapaxes(output, -2, -3) for output in outputs]
     return outputs, [lse.astype(compute, copy=False) for lse in lses]

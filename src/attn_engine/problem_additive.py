@@ -126,7 +126,8 @@ def additive(
     score = additive_score(names, W_a is not None, U_a is not None or prepared is not None)
     given = zip(names, (W_a, U_a, v_a), strict=True)
     matrices = {name: x for name, x in given if x is not None or name == names[2]}
-    s, matrices = states(query, keys, values, score, matrices)
+    keys = keys if prepared is None else prepared.keys
+    s, matrices = states(query, keys, values, score, matrices, prepared)
     W_a, U_a, v = (matrices.get(name) for name in names)
     v, d_attn = _vector(names[2], v, v_scale), len(v)
     heads = check_heads(num_heads, d_attn=d_attn, d_v=s.values.shape[-1])

@@ -35,7 +35,7 @@ from .options import (
 from .outputs import Problem, check_out, destination
 from .pages import Pages
 from .pools import Pools
-from .repairs import Call, Form
+from .repairs import Call, Form, Sizes
 from .shapes import Shape, ShapeError, in_words
 from .shapes_attention import shared_heads
 
@@ -93,11 +93,16 @@ def _check_dtypes(kind: Kind, **arrays: np.ndarray) -> None:
             )
 
 
+def _heads(sizes: Sizes) -> Sizes | None:
+    """There are query heads, as many for each key head."""
+    return None if sizes.get("n_heads") == 0 else shared_heads(sizes)
+
+
 def _check_shapes(kind: Kind, **arrays: np.ndarray) -> None:
     """ShapeError unless every axis that has a name of the cache's has its size."""
     shapes = {name: array.shape for name, array in arrays.items()}
     sizes = {axis: getattr(kind, axis) for axis in ("batch", "n_kv_heads", "d_qk", "d_v")}
-    form = Form(_AXES, rule=shared_heads)
+    form = Form(_AXES, rule=_heads)
     call = Call(shapes, [form], sizes, "the cache", [("key", "value")], advice=_ADVICE)
     if call.fits():
         return
@@ -108,7 +113,7 @@ def _check_shapes(kind: Kind, **arrays: np.ndarray) -> None:
         right = (batch, kind.n_kv_heads * max(heads // kind.n_kv_heads, 1), *rest)
         raise ShapeError(
             f"query: n_heads is {heads} but the cache has n_kv_heads {kind.n_kv_heads} (query "
-            f"{shapes['query']})",
+            f"{shapes['query']}, axes {in_words(_AXES['query'])})",
             _ADVICE["n_heads"], "query", shapes["query"], right, in_words(_AXES["query"]),
         )  # fmt: skip
     raise call.error()

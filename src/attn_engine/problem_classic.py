@@ -52,16 +52,20 @@ class States(NamedTuple):
 
 
 def states(
-    query: Any, keys: Any, values: Any, score: Score, matrices: dict[str, Any] | None = None
+    query: Any,
+    keys: Any,
+    values: Any,
+    score: Score,
+    matrices: dict[str, Any],
+    prepared: ProjectedKeys | None = None,
 ) -> tuple[States, dict[str, np.ndarray]]:
     """The arrays of a call and the matrices of its score, of one dtype and sizes that fit.
 
-    `keys` may be prepared, which then have the sizes of those that they were made of.
+    Keys that are `prepared` have the sizes of those that they were made of.
     """
-    prepared = keys if isinstance(keys, ProjectedKeys) else None
-    given = {"query": query, "keys": prepared.keys if prepared else keys}
+    given = {"query": query, "keys": keys}
     given |= {} if values is None else {"values": values}
-    arrays = {name: as_floats(name, x) for name, x in (given | (matrices or {})).items()}
+    arrays = {name: as_floats(name, x) for name, x in (given | matrices).items()}
     for name, array in arrays.items():
         check_same_dtype(name, array, "query", arrays["query"])
     shapes = {name: array.shape for name, array in arrays.items()}
@@ -138,7 +142,7 @@ def dot(
     query: Any, keys: Any, values: Any, *, mask: Any, key_lengths: Any, out: Any, threads: int
 ) -> Problem:
     """`dot_attention`'s arguments, checked; raises all that it documents."""
-    s, _ = states(query, keys, values, DOT)
+    s, _ = states(query, keys, values, DOT, {})
     return _multiplicative(s, None, 1, mask, key_lengths, out, threads)
 
 

@@ -145,8 +145,9 @@ def _found(call: Call) -> list[_Repair]:
         for form in call.forms:
             for changed in combinations(call.shapes, count):
                 for repair in _changing(call, form, changed, best + _AS_LIKELY - form.cost):
-                    found.append(repair)
-                    best = min(best, repair.cost)
+                    if repair.cost <= best + _AS_LIKELY:
+                        found.append(repair)
+                        best = min(best, repair.cost)
     found.sort(key=lambda repair: repair.cost)
     different = {repair.fix: repair for repair in reversed(found)}
     return [r for r in found if r.cost <= best + _AS_LIKELY and different[r.fix] is r][:3]
@@ -159,12 +160,23 @@ def _changing(call: Call, form: Form, changed: tuple[str, ...], limit: float) ->
     for cost, steps in _steps(call, form, changed, sizes, limit) if sizes is not None else ():
         if steps or form.options:
             yield _Repair(
-                cost + form.cost + (len(steps) == len(call.shapes) > 1),  # all wrong: seldom
+                cost + form.cost + _doubt(call, form, steps),
                 form,
                 {name: route.code for name, route in steps.items()},
                 kept | {name: route.shape for name, route in steps.items()},
                 {name: route.reading for name, route in steps.items()},
             )
+
+
+def _doubt(call: Call, form: Form, steps: dict[str, Route]) -> float:
+    """What it costs to change all tensors, so that none is left to bear witness."""
+    if len(steps) < max(len(call.shapes), 2):
+        return 0
+    turned = any(
+        "reshape" not in route.code and route.reading[-1:] != form.axes[name][-1:]
+        for name, route in steps.items()
+    )
+    return 4 if turned and not call.sizes else 1
 
 
 def _steps(
@@ -228,7 +240,7 @@ def _difference(call: Call, form: Form, tensor: str, right: Shape, changed: set[
         said = _who_says(call, form, word, changed)
         if said:
             other, theirs, other_shape = said
-            both = f"{tensor} {shape}"
+            both = f"{tensor} {shape}, axes {in_words(form.shown(tensor))}"
             if other_shape is not None:
                 both = f"{other} {other_shape}, {both}"
             have = "have" if other.endswith("keys") or other in ("values", "scores") else "has"
@@ -245,12 +257,15 @@ def _who_says(
 ) -> tuple[str, str, Shape | None] | None:
     """Who has the size of an axis: a tensor that does not change, its word for the axis, its shape."""
     same = form.same.get(word, word)
-    for other, words in form.axes.items():
-        if other in call.shapes and other not in changed and len(words) == len(call.shapes[other]):
+    if same in call.sizes:
+        return call.source, word, None
+    for other in sorted(call.shapes, key=call.parameters.__contains__):
+        words = form.axes[other]
+        if other not in changed and len(words) == len(call.shapes[other]):
             for theirs in words:
                 if form.same.get(theirs, theirs) == same:
                     return other, theirs, call.shapes[other]
-    return (call.source, word, None) if same in call.sizes else None
+    return None
 
 
 def _clash(call: Call) -> tuple[str, str]:

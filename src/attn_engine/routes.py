@@ -225,7 +225,7 @@ def _disorder(order: Words, likely: Words) -> float:
     features = any(word.startswith("d") for word in moved)
     if outer == 2:
         return 4.2
-    return 3 if outer and features and len(order) > 2 else 2
+    return 5.2 if outer and features and len(order) > 2 else 2
 
 
 def ordered(code: str, order: Words, axes: list[str]) -> str:
