@@ -99,7 +99,7 @@ BROKEN = {
         ({"keys": Alike((2, 7, 6))}, {"keys": "keys[:1]"}, "keys", "use np.repeat(keys, 2, axis=0) if"),
         ({"keys": Alike((2, 7, 6))}, {"keys": "keys[0]"}, "keys", "use np.repeat(keys[None], 2, axis=0) if"),
         ({"values": Alike((2, 7, 4))}, {"values": "values[0]"}, "values",
-            "use np.repeat(values[None], 2, axis=0) if values is for every batch entry"),
+            "use np.repeat(values[None], 2, axis=0) if values are for every batch entry"),
         # masks, lengths and other additions
         ({"mask": Alike((2, 3, 7))}, {"mask": "mask[0]"}, "mask",
             "use np.repeat(mask[None], 2, axis=0) if mask is for every batch entry"),
@@ -334,7 +334,7 @@ BROKEN = {
         ({"position_ids": (5,)}, {"position_ids": "position_ids[:, None]"}, "position_ids",
             "use position_ids.reshape(5,)"),
         ({}, {"cos": "np.hstack([cos, cos])"}, "cos",
-            "a longer table needs position_ids, a narrower one rotary_dim"),
+            "of pairs use cos[..., :4] if its halves are alike, else cos[..., ::2]"),
     ],
     "merge": [
         ({}, {"lses": "[lses[0], lses[1][..., None]]"}, "lses[1]", "use lses[1].reshape(2, 3)"),

@@ -229,7 +229,7 @@ def test_luong():
         ),
         (
             lambda: project_keys(ones(7), ones(8, 7)),
-            "keys: shape (7,), expected (T_enc, d_h) or (batch, T_enc, d_h); a single state is keys.r",
+            "keys: shape (7,) has 1 axis, expected 2 (T_enc, d_h) (U_a (8, 7)); use keys[None]",
         ),
     ):
         with pytest.raises(ValueError) as error:

@@ -79,7 +79,8 @@ def _to_broadcast(name: str, shape: Shape, target: Shape, words: Words) -> list[
         split = (*target[:2], *shape[1:])
         reading = (f"{words[0]} * {words[1]}", *words[2:])
         found.append(Route(2, f"{name}.reshape{split}", split, reading))
-    return [route for route in found if _broadcasts(route.shape, target)]
+    keys = target[-1:]  # not to be stretched along: what is meant then is a mask of the queries
+    return [r for r in found if r.shape[-1:] == keys and _broadcasts(r.shape, target)]
 
 
 def _squeezed(name: str, shape: Shape, rank: int) -> list[Route]:

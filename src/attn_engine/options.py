@@ -303,7 +303,9 @@ def check_lengths(name: str, value: Any, batch: Shape, n: int, axis: str) -> np.
             f"{name}: shape {lengths.shape}, expected {batch}: one length for each batch entry"
             + ("" if batch else ", and without a batch axis a single integer"),
             name, lengths.shape, {batch_words(len(batch)): batch},
-            f"without padding np.full({batch}, {n})",
+            f"of a mask, 1 for what is real, lengths are {name}.sum(-1)"
+            if lengths.shape == (*batch, n)
+            else f"without padding np.full({batch}, {n})",
         )  # fmt: skip
     check_range(name, lengths, n, f" ({axis}); clip it")
     return lengths.astype(np.int64).reshape(-1)

@@ -18,7 +18,7 @@ from .options import (
 )
 from .outputs import Problem, check_out, destination
 from .shapes import ShapeError
-from .shapes_attention import check_shapes
+from .shapes_attention import check_packed
 
 
 def packed_attention(
@@ -45,7 +45,9 @@ def packed_attention(
     """`scaled_dot_product_attention_varlen`'s arguments, checked; raises all that it documents."""
     gqa, want_lse = check_flag("enable_gqa", enable_gqa), check_flag("return_lse", return_lse)
     query, key, value = tensors = as_tensors(query, key, value)
-    axes, total_k = check_shapes(query.shape, key.shape, value.shape, True, gqa, packed=True)
+    totals = {"total_q": _end(cu_seqlens_q), "total_k": _end(cu_seqlens_k)}
+    totals = {axis: total for axis, total in totals.items() if total is not None}
+    axes, total_k = check_packed(query.shape, key.shape, value.shape, gqa, totals)
     query_starts = _starts("cu_seqlens_q", cu_seqlens_q, axes.n, "query")
     key_starts = _starts("cu_seqlens_k", cu_seqlens_k, total_k, "key")
     if len(query_starts) != len(key_starts):
@@ -81,6 +83,14 @@ def packed_attention(
         dtype_code(dtype), True, threads, tuple(extras),
     )  # fmt: skip
     return Problem(arguments, output, None, lse, spill)
+
+
+def _end(starts: Any) -> int | None:
+    """Where the last sequence ends, if these are what they should be."""
+    try:
+        return int(starts[-1])
+    except (TypeError, ValueError, IndexError, KeyError):
+        return None
 
 
 def _starts(name: str, value: Any, total: int, packed: str) -> np.ndarray:

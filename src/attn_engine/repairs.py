@@ -104,11 +104,16 @@ class _Repair(NamedTuple):
     readings: dict[str, Words]
 
     @property
+    def is_exchange(self) -> bool:
+        """Whether two tensors take each other's place."""
+        return len(self.code) == 2 and list(self.code) == list(self.code.values())[::-1]
+
+    @property
     def fix(self) -> str:
         """In one line."""
-        names, steps = list(self.code), list(self.code.values())
-        if len(steps) == 2 and names == steps[::-1]:
-            return f"exchange {names[0]} and {names[1]}"
+        steps = list(self.code.values())
+        if self.is_exchange:
+            return f"exchange {' and '.join(self.code)}"
         fix = f"use {', '.join(steps[:-1])}{' and ' * (len(steps) > 1)}{steps[-1]}" if steps else ""
         return " and ".join(filter(None, (fix, self.form.advice)))
 
@@ -217,6 +222,8 @@ def _repaired(call: Call, found: list[_Repair]) -> ShapeError:
         for r in found
     ]
     fixes = [f"{r.fix} if {c}" if c else r.fix for r, c in zip(found, conditions, strict=True)]
+    if best.is_exchange and (other := _contradicted(call)) and len(other.changes) == 1:
+        fixes.append(other.fix)  # the size of one tensor may as well be wrong
     changes = {name: best.shapes[name] for name in names} | dict(best.form.options)
     axes = in_words(best.form.shown(tensor))
     return ShapeError(
@@ -337,8 +344,8 @@ def _advice(call: Call, form: Form, tensor: str, right: Shape, changed: set[str]
         kept = {name: s for name, s in call.shapes.items() if name not in changed}
         sizes = form.with_tensors(kept, call.sizes) or {}
         sized = [form.size_of(word, sizes) for word in words]
-        as_known = (w if n is None else str(n) for w, n in zip(shown, sized, strict=True))
-        return f"make it {in_words(tuple(as_known))}, {in_words(shown)}"
+        as_known = tuple(w if n is None else str(n) for w, n in zip(shown, sized, strict=True))
+        return f"make it {', '.join(dict.fromkeys(map(in_words, (as_known, shown))))}"
     word, got, n = next(
         (word, got, n) for word, got, n in zip(words, shape, right, strict=True) if got != n
     )

@@ -131,19 +131,7 @@ def _check_tables(
     """cos and sin fit x and each other; the positions, if there are any."""
     batch, n = shape[:-3], shape[-2]
     if position_ids is None:
-        words = ("n", "rotary_dim / 2")
-        forms = [
-            Form(dict.fromkeys(("cos", "sin"), axes))
-            for axes in (words, (*batch_words(len(batch)), *words))
-        ]
-        sizes = dict(zip(forms[1].axes["cos"], (*batch, n, half), strict=True))
-        narrow = "a longer table needs position_ids, a narrower one rotary_dim"
-        call = Call(
-            {name: table.shape for name, table in tables.items()}, forms, sizes,
-            f"x {shape} with rotary_dim {2 * half}", advice=dict.fromkeys(words, narrow),
-        )  # fmt: skip
-        if not call.fits():
-            raise call.error()
+        _check_rows({name: table.shape for name, table in tables.items()}, shape, half)
         return None
     rows = tables["cos"].shape[0] if tables["cos"].ndim else 0
     for name, table in tables.items():
@@ -166,6 +154,26 @@ def _check_tables(
     if positions.size:
         check_range("position_ids", positions, rows - 1)
     return positions
+
+
+def _check_rows(tables: dict[str, Shape], shape: Shape, half: int) -> None:
+    """ShapeError unless both tables have a row for each row of x."""
+    batch = batch_words(len(shape) - 3)
+    words, heads = ("n", "rotary_dim / 2"), ("n_heads",) * (len(shape) > 2)
+    x = (*batch, *heads, "n", "d")
+    forms = [Form({"x": x, "cos": axes, "sin": axes}) for axes in (words, (*batch, *words))]
+    columns = {"rotary_dim / 2": half}
+    call = Call({"x": shape, **tables}, forms, columns | {"d": shape[-1]}, f"x {shape}")
+    if call.fits():
+        return
+    if error := call.repaired():
+        raise error
+    narrow = "a longer table needs position_ids, a narrower one rotary_dim"
+    if tables["cos"][-1:] == (2 * half,):
+        narrow = f"of pairs use cos[..., :{half}] if its halves are alike, else cos[..., ::2]"
+    sizes = dict(zip(x, shape, strict=True)) | columns
+    advice = dict.fromkeys(words, narrow)
+    raise call._replace(shapes=tables, sizes=sizes, advice=advice).error()
 
 
 def _rows(

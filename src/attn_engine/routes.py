@@ -17,6 +17,7 @@ from .shapes import Shape
 Words = tuple[str, ...]
 _MOST = 5.6  # what costs more explains nothing
 _NEVER = 99.0
+ONE_STEP = {"n_q", "T_dec", "n_new"}  # axes that a single one may lack
 _MOST_AXES = 5  # whose orders are tried
 
 
@@ -53,7 +54,7 @@ def routes(
         *_as_it_is(name, shape, axes),
         *_without_ones(name, shape, axes, is_legal),
         *_split(name, shape, axes, sizes),
-        *_joined(name, shape, axes, sizes),
+        *_joined(name, shape, axes, sizes, is_legal),
         *_end_to_end(name, shape, axes),
         *_with_axes(name, shape, axes, sizes),
     ):
@@ -75,7 +76,8 @@ def sharing(code: Mapping[str, str], axes: Mapping[str, Words]) -> str:
     names = [name for name, found in repeated.items() if found]
     if not names:
         return ""
-    are = f"{' and '.join(names)} {'are' if len(names) > 1 else 'is'}"
+    many = len(names) > 1 or names[0] in ("keys", "values", "sinks", "alibi_slopes")
+    are = f"{' and '.join(names)} {'are' if many else 'is'}"
     return f"{are} for every {'batch entry' if any(map(is_batch, words)) else 'head'}"
 
 
@@ -114,20 +116,23 @@ def _without_ones(name: str, shape: Shape, axes: Words, is_legal: bool) -> Itera
 def _split(name: str, shape: Shape, axes: Words, sizes: Mapping[str, int]) -> Iterator[_Arranged]:
     """Heads that lie in one axis with their features, or with the batch."""
     heads = next((word for word in axes if is_heads(word)), "")
-    if len(shape) != len(axes) - 1 or not heads or not shape:
+    step = ONE_STEP & set(axes) if len(shape) == len(axes) - 2 else set()
+    if len(shape) != len(axes) - 1 - len(step) or not heads or not shape:
         return
     d, columns = axes[-1], shape[-1]
     n_heads = sizes.get(heads) or columns // (sizes.get(d) or columns + 1)
     if n_heads > 1 and columns % n_heads == 0:
-        split = (*shape[:-1], n_heads, columns // n_heads)
-        others = tuple(word for word in axes if word not in (heads, d))
+        split = (*shape[:-1], n_heads, *(1 for _ in step), columns // n_heads)
+        others = tuple(word for word in axes if word not in (heads, d) and word not in step)
         cost = 4 if columns == sizes.get("d_qk") else 3.8
         if split[-1] == sizes.get(d, sizes.get("d_qk")):
             cost = 2
         yield _Arranged(
-            cost, f"{name}.reshape{split}", split, (*others, heads, d),
-            lambda order: (*order[:-2], f"{heads} * {d}"),
+            cost, f"{name}.reshape{split}", split, (*others, heads, *step, d),
+            lambda order: (*(w for w in order[:-1] if w not in (heads, *step)), f"{heads} * {d}"),
         )  # fmt: skip
+    if step:
+        return
     batch, *_ = axes
     known = sizes.get(batch), sizes.get(heads)
     if is_batch(batch) and None not in known and 1 < prod(known) == shape[0]:
@@ -139,7 +144,9 @@ def _split(name: str, shape: Shape, axes: Words, sizes: Mapping[str, int]) -> It
         )  # fmt: skip
 
 
-def _joined(name: str, shape: Shape, axes: Words, sizes: Mapping[str, int]) -> Iterator[_Arranged]:
+def _joined(
+    name: str, shape: Shape, axes: Words, sizes: Mapping[str, int], is_legal: bool
+) -> Iterator[_Arranged]:
     """Heads that lie apart and should not."""
     if len(shape) != len(axes) + 1 or len(axes) < 2 or any(map(is_heads, axes)):
         return
@@ -147,13 +154,13 @@ def _joined(name: str, shape: Shape, axes: Words, sizes: Mapping[str, int]) -> I
     for at, code in ((-2, name), (-3, f"{name}.swapaxes({len(shape) - 3}, {len(shape) - 2})")):
         heads, n = shape[at], shape[-5 - at]
         joined = (*shape[:-3], n, heads * shape[-1])
-        if heads > 1 and columns in (None, joined[-1]):
+        if heads > 1 and (columns == joined[-1] or columns is None and len(axes) == 2):
 
             def read(order: Words, at: int = at) -> Words:
                 last = (order[-2], "heads") if at == -2 else ("heads", order[-2])
                 return (*order[:-2], *last, "d")
 
-            cost = 2 if n_heads in (None, heads) else 3
+            cost = (2 if n_heads in (None, heads) else 3) + 2.5 * is_legal
             yield _Arranged(cost, f"{code}.reshape{joined}", joined, axes, read)
 
 
@@ -186,7 +193,7 @@ def _cost_of(word: str, sizes: Mapping[str, int]) -> float:
         return 1 if n == 1 else 4
     if n != 1 or word.startswith("d") or "*" in word:
         return _NEVER
-    return 1 if word in ("n_q", "T_dec", "n_new") else 4
+    return 1 if word in ONE_STEP else 4
 
 
 def _finished(arranged: _Arranged, order: Words, axes: Words, sizes: Mapping[str, int]) -> Route:
@@ -219,13 +226,18 @@ def _finished(arranged: _Arranged, order: Words, axes: Words, sizes: Mapping[str
 def _disorder(order: Words, likely: Words) -> float:
     """The cost of axes in this order instead of that."""
     moved = {a for a, b in zip(order, likely, strict=True) if a != b}
+    rest = tuple(word for word in likely if word != order[0])
+    if len(moved) > 2 and order[1:] == rest and order[0][0] in "nT":
+        return 2.5  # time first
     if len(moved) != 2:
         return 4 if moved else 0
     outer = sum(is_batch(word) or is_heads(word) for word in moved)
-    features = any(word.startswith("d") for word in moved)
     if outer == 2:
         return 4.2
-    return 5.2 if outer and features and len(order) > 2 else 2
+    if outer and any(word.startswith("d") for word in moved) and len(order) > 2:
+        return 5.2
+    first, last = sorted(map(likely.index, moved))
+    return 2 if last == first + 1 else 3
 
 
 def ordered(code: str, order: Words, axes: list[str]) -> str:
