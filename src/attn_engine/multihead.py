@@ -323,9 +323,7 @@ class MultiheadAttention:
         is_causal = check_flag("is_causal", is_causal)
         threads = config.resolve_threads(num_threads)
         features = (self.embed_dim, self.kdim, self.vdim)
-        inputs = check_inputs(
-            query, key, value, self.dtype, features, self.num_heads, self.batch_first
-        )
+        inputs = check_inputs(query, key, value, self.dtype, features, self.batch_first)
         added = self.add_bias_kv + self.add_zero_attn
         masks = (key_padding_mask, attn_mask, is_causal)
         options = engine_masks(*masks, inputs, self.num_heads, added, compute_type(self.dtype))

@@ -47,15 +47,13 @@ from .options import (
     check_softcap,
 )
 from .outputs import Problem, check_out, destination, flat, flat_shape
-from .repairs import Call, Form, Sizes
-from .shapes import Shape, ShapeError, batch_words, in_words
-from .shapes_attention import check_shapes
+from .shapes import Shape
+from .shapes_attention import check_projections, check_shapes
 
 # Bound once: the hot path below asks for them at every call.
 _ndarray, _empty = np.ndarray, np.empty
 _MAX_SCALE = LARGEST[F32]
 _MATRICES = ("W_q", "W_k", "W_v")
-_COLUMNS = ("num_heads * d_qk", "num_kv_heads * d_qk", "num_kv_heads * d_v")
 
 
 def plain_attention(
@@ -237,7 +235,7 @@ def self_attention(
     for name, matrix in zip(_MATRICES, matrices, strict=True):
         check_same_dtype(name, matrix, "x", x)
     shapes = {"x": x.shape} | dict(zip(_MATRICES, (m.shape for m in matrices), strict=True))
-    _check_projections(shapes, n_heads, n_kv_heads)
+    check_projections(shapes, n_heads, n_kv_heads)
     rows, compute = x.shape[:-1], compute_type(x.dtype)
     left = x.astype(compute, copy=False)
     rooms = [np.empty((*rows, matrix.shape[1]), compute) for matrix in matrices]
@@ -259,53 +257,6 @@ def self_attention(
     output = call.output.reshape(*rows, n_heads * d_v)
     weights = call.weights[..., 0, :, :] if n_heads == 1 else call.weights
     return call._replace(output=output, weights=weights), products, native(x.dtype)
-
-
-def _check_projections(shapes: dict[str, Shape], n_heads: int, n_kv_heads: int) -> None:
-    """ShapeError unless x can be multiplied with all matrices, and what comes out split into heads."""
-
-    def split(sizes: Sizes) -> Sizes | None:
-        """Columns are those of whole heads, query's and key's of one size."""
-        columns = [sizes.get(word) for word in _COLUMNS]
-        for n, heads in zip(columns, (n_heads, n_kv_heads, n_kv_heads), strict=True):
-            if n is not None and n % heads:
-                return None
-        if columns[0] is None:
-            return sizes
-        of_keys = columns[0] // n_heads * n_kv_heads
-        if columns[1] not in (None, of_keys):
-            return None
-        return sizes | {_COLUMNS[1]: of_keys}
-
-    rank = len(shapes["x"])
-    forms = []
-    for n in dict.fromkeys((max(rank, 2), max(rank - 1, 2))):
-        axes = {name: ("d_model", word) for name, word in zip(_MATRICES, _COLUMNS, strict=True)}
-        axes |= {"x": (*batch_words(n - 2), "n", "d_model")}
-        forms.append(Form(axes, rule=split))
-    advice = {_COLUMNS[1]: "W_k is (d_model, num_kv_heads * d_qk), {n} columns"}
-    call = Call(shapes, forms, {"heads": n_heads}, parameters=("W_v", "W_k", "W_q"), advice=advice)
-    if call.fits():
-        return
-    if error := call.repaired():
-        raise error
-    if call.without_rules().fits():
-        _check_columns(shapes, (n_heads, n_kv_heads, n_kv_heads))
-    raise call.error()
-
-
-def _check_columns(shapes: dict[str, Shape], heads: tuple[int, int, int]) -> None:
-    """ShapeError if the columns of a matrix do not split into heads."""
-    for name, words, n in zip(_MATRICES, _COLUMNS, heads, strict=True):
-        rows, columns = shapes[name]
-        if columns % n:
-            axes = ("d_model", words)
-            raise ShapeError(
-                f"{name}: {columns} columns do not split into {n} heads ({name} {shapes[name]} is "
-                f"{in_words(axes)})",
-                f"give it whole heads, or pass a {words.partition(' ')[0]} that divides them",
-                name, shapes[name], (rows, (columns // n + 1) * n), in_words(axes),
-            )  # fmt: skip
 
 
 def _mask(name: str, value: Any, scores: Shape, axes: tuple[str, ...]) -> np.ndarray | None:

@@ -69,7 +69,7 @@ def states(
     for name, array in arrays.items():
         check_same_dtype(name, array, "query", arrays["query"])
     shapes = {name: array.shape for name, array in arrays.items()}
-    sizes = None
+    sizes = {}
     if prepared:
         *batch, n_kv, d_h = shapes.pop("keys")
         sizes = {"T_enc": n_kv, "d_h": d_h, "d_attn": prepared.projected.shape[-1]}

@@ -4,18 +4,14 @@ Masks come in with torch's meaning, True = ignore, and leave with the engine's, 
 that a layer adds stand before those of the caller, where they move neither lengths nor the diagonal.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .arrays import LARGEST, as_array, as_floats, is_bfloat16, native, prepared_mask
 from .misfits import wrong_shape
-from .repairs import Call, Form
-from .routes import Words
 from .shapes import Shape, ShapeError, in_words
-
-_FEATURES = ("embed_dim", "kdim", "vdim")
+from .shapes_attention import check_layer
 
 
 class Inputs(NamedTuple):
@@ -44,10 +40,9 @@ def check_inputs(
     value: Any,
     dtype: np.dtype,
     features: tuple[int, int, int],
-    heads: int,
     batch_first: bool,
 ) -> Inputs:
-    """query, key and value for a layer of that dtype, (embed_dim, kdim, vdim) and heads."""
+    """query, key and value for a layer of that dtype and (embed_dim, kdim, vdim)."""
     arrays: dict[int, np.ndarray] = {}  # one array for one object, however often it is passed
     tensors = {}
     for name, given in (("query", query), ("key", key), ("value", value)):
@@ -55,7 +50,8 @@ def check_inputs(
             arrays[id(given)] = _as_tensor(name, given, dtype)
         tensors[name] = arrays[id(given)]
     batched = tensors["query"].ndim == 3
-    _check_shapes({name: x.shape for name, x in tensors.items()}, features, heads, batch_first)
+    shapes = {name: x.shape for name, x in tensors.items()}
+    check_layer(shapes, features, batch_first)
     if not batched:
         arrays = {i: array[None] for i, array in arrays.items()}
     batch_axis = 0 if batch_first or not batched else 1
@@ -71,43 +67,6 @@ def _as_tensor(name: str, value: Any, dtype: np.dtype) -> np.ndarray:
             f"layer with dtype={native(array.dtype).name!r}"
         )
     return array
-
-
-def _check_shapes(
-    shapes: dict[str, Shape], features: tuple[int, int, int], heads: int, batch_first: bool
-) -> None:
-    """ShapeError unless all shapes fit the layer and each other; nothing is broadcast."""
-    sizes = dict(zip(_FEATURES, features, strict=True)) | {"heads": heads}
-    build = "build the layer with {}={}"
-    other = f"{build.format('batch_first', not batch_first)} (or swap axes 0 and 1 of all)"
-    forms = [
-        _form(lambda n: ("batch", n) if batch_first else (n, "batch")),
-        _form(lambda n: (n,)),
-        _form(
-            lambda n: (n, "batch") if batch_first else ("batch", n),
-            {"batch_first": not batch_first},
-            other,
-            3.6 if batch_first else 1.5,
-        ),
-    ]
-    advice = {word: f"project it, or {build.format(word, '{got}')}" for word in _FEATURES} | {
-        "n_kv": "give every key one value"
-    }
-    if len(shapes["query"]) == 2:
-        forms = [forms[1], forms[0], forms[2]]
-    call = Call(shapes, forms, sizes, "the layer", [("query", "key")], advice=advice)
-    if not call.fits():
-        raise call.error()
-
-
-def _form(
-    leading: Callable[[str], Words], options: dict[str, Any] | None = None, advice: str = "",
-    cost: float = 0,
-) -> Form:  # fmt: skip
-    """Axes of tensors with those before the features that `leading` makes of n_q and n_kv."""
-    lengths = zip(("query", "key", "value"), ("n_q", "n_kv", "n_kv"), _FEATURES, strict=True)
-    axes = {name: (*leading(n), features) for name, n, features in lengths}
-    return Form(axes, options=options or {}, advice=advice, cost=cost)
 
 
 def engine_masks(

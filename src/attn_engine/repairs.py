@@ -43,23 +43,17 @@ class Form(NamedTuple):
         """The size of an axis, if it is known."""
         return sizes.get(self.same.get(word, word))
 
-    def with_tensor(self, name: str, shape: Shape, sizes: Sizes) -> Sizes | None:
-        """The sizes known with one more tensor; None if it does not go with them."""
-        words = self.axes[name]
-        if len(words) != len(shape):
-            return None
+    def with_tensors(self, shapes: Mapping[str, Shape], sizes: Mapping[str, int]) -> Sizes | None:
+        """The sizes known with more tensors; None if they do not go with these or each other."""
         known = dict(sizes)
-        for word, n in zip(words, shape, strict=True):
-            if known.setdefault(self.same.get(word, word), n) != n:
-                return None
-        return self.rule(known)
-
-    def with_tensors(self, shapes: Mapping[str, Shape], sizes: Sizes) -> Sizes | None:
-        """The same for several."""
-        known: Sizes | None = sizes
         for name, shape in shapes.items():
-            known = None if known is None else self.with_tensor(name, shape, known)
-        return known
+            words = self.axes[name]
+            if len(words) != len(shape):
+                return None
+            for word, n in zip(words, shape, strict=True):
+                if known.setdefault(self.same.get(word, word), n) != n:
+                    return None
+        return self.rule(known)
 
 
 class Call(NamedTuple):
@@ -200,7 +194,7 @@ def _steps(
     for route in routes(name, shape, axes, known, legal):
         slip = re.sub(rf"\b{name}\b|(?<=reshape)\(.*?\)", "", route.code)
         cost = 0.5 if slip in taken else route.cost  # the same slip again
-        after = form.with_tensor(name, route.shape, sizes)
+        after = form.with_tensors({name: route.shape}, sizes)
         if after is None or cost + len(rest) / 2 > limit:
             continue
         for more, steps in _steps(call, form, tuple(rest), after, limit - cost, (*taken, slip)):
@@ -279,7 +273,7 @@ def _clash(call: Call) -> tuple[str, str]:
     """The first tensor that does not go with those before it, and why."""
     form, sizes = call.forms[0], call.sizes
     for tensor, shape in call.shapes.items():
-        after = form.with_tensor(tensor, shape, sizes)
+        after = form.with_tensors({tensor: shape}, sizes)
         if after is None and len(shape) == len(form.axes[tensor]):
             rest = list(call.shapes)
             right = tuple(
@@ -333,7 +327,7 @@ def _resized(call: Call, form: Form, changed: Sequence[str]) -> tuple[float, dic
         ):
             cost += 1.5  # there may be fewer key heads than query heads, seldom more
         right[name] = new
-        sizes = form.with_tensor(name, new, sizes)
+        sizes = form.with_tensors({name: new}, sizes)
     return (99.0, {}) if sizes is None else (cost, right)
 
 

@@ -59,6 +59,8 @@ def routes(
         *_with_axes(name, shape, axes, sizes),
     ):
         for order in permutations(arranged.axes):
+            if not all(map(_may_be, order, arranged.shape, map(sizes.get, order))):
+                continue
             route = _finished(arranged, order, axes, sizes)
             if (
                 route.cost <= _MOST
@@ -196,6 +198,11 @@ def _cost_of(word: str, sizes: Mapping[str, int]) -> float:
     return 1 if word in ONE_STEP else 4
 
 
+def _may_be(word: str, n: int, wanted: int | None) -> bool:
+    """Whether an axis of this size can become one of that size."""
+    return wanted in (None, n) or (n == 1 and (is_batch(word) or is_heads(word)))
+
+
 def _finished(arranged: _Arranged, order: Words, axes: Words, sizes: Mapping[str, int]) -> Route:
     """Axes read in this order put in theirs; what is missing added, what there is one of repeated."""
     cost, code = arranged.cost + _disorder(order, arranged.axes), arranged.code
@@ -209,8 +216,6 @@ def _finished(arranged: _Arranged, order: Words, axes: Words, sizes: Mapping[str
     for axis, word in enumerate(axes):
         n, wanted = found.get(word, 1), sizes.get(word)
         if wanted not in (None, n):
-            if n != 1 or not (is_batch(word) or is_heads(word)):
-                return Route(_NEVER, code, (), order)
             if word in found:
                 cost += 3
             code = (

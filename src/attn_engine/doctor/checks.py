@@ -149,7 +149,7 @@ def multihead(**arguments: Any) -> Results:
     layer = _Layer(**makes)
     features = (layer.embed_dim, layer.kdim, layer.vdim)
     tensors = (call[name] for name in ("query", "key", "value"))
-    inputs = check_inputs(*tensors, layer.dtype, features, layer.num_heads, layer.batch_first)
+    inputs = check_inputs(*tensors, layer.dtype, features, layer.batch_first)
     masks = (call.get("key_padding_mask"), call.get("attn_mask"), call.get("is_causal", False))
     engine_masks(*masks, inputs, layer.num_heads, 0, compute_type(layer.dtype))
     batch, n_q, n_kv = inputs.scores
