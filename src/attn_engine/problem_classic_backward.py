@@ -5,7 +5,6 @@ products with them. Shapes are checked by the forward's own checks.
 """
 
 from collections.abc import Iterable
-from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy as np
 from . import problem_additive, problem_classic
 from .arrays import as_floats, compute_type, dtype_code, native, raw, walkable
 from .problem_backward import check_needs, like_forward
+from .projection import gradient_of_tokens, gradient_of_weight, rows_of
 from .shapes import Shape
 
 ADDITIVE = ("query", "keys", "W_a", "U_a", "v_a", "values", "bias", "v_scale", "location")
@@ -44,7 +44,7 @@ class ClassicBackward(NamedTuple):
         query, keys = of.get("query"), of.get("keys")
         to_bias = to_v = to_v_scale = None
         if query is not None and given["bias"] is not None:
-            to_bias = _rows(query).sum(0)
+            to_bias = rows_of(query).sum(0)
         if "v" in of:
             to_v, to_v_scale = _of_vector(of["v"], given["v_a"], given["v_scale"])
         return self.deliver(
@@ -102,32 +102,16 @@ class ClassicBackward(NamedTuple):
         return np.add(values, to_keys, out=values)
 
 
-def _rows(array: np.ndarray) -> np.ndarray:
-    """All rows of an array, whatever axes they are in."""
-    return array.reshape(prod(array.shape[:-1]), array.shape[-1])
-
-
 def _projected_back(gradient: np.ndarray | None, matrix: np.ndarray | None) -> np.ndarray | None:
     """The gradient by x of x @ matrix^T; x itself without a matrix."""
-    if gradient is None or matrix is None:
-        return gradient
-    with np.errstate(all="ignore"):
-        product = _rows(gradient) @ matrix.astype(gradient.dtype, copy=False)
-    return product.reshape(*gradient.shape[:-1], matrix.shape[1])
+    return gradient if gradient is None or matrix is None else gradient_of_tokens(gradient, matrix)
 
 
 def _of_matrix(
     gradient: np.ndarray | None, x: np.ndarray, matrix: np.ndarray | None
 ) -> np.ndarray | None:
-    """The gradient by the matrix of x @ matrix^T."""
-    if gradient is None or matrix is None:
-        return None
-    gradient, x = _rows(gradient), _rows(x).astype(gradient.dtype, copy=False)
-    with np.errstate(all="ignore"):
-        product = gradient.T @ x
-        if not np.isfinite(product).all():  # what has no gradient may be padding and hold anything
-            product = gradient.T @ np.where(gradient.any(-1, keepdims=True), x, 0)
-    return product
+    """The gradient by the matrix of x @ matrix^T, if there is one."""
+    return None if gradient is None or matrix is None else gradient_of_weight(gradient, x)
 
 
 def _of_vector(
