@@ -12,6 +12,7 @@
 
 #define ROWS TILE_DV     /* queries whose sums stay in registers */
 #define SPAN (2 * LANES) /* columns that are worked on together */
+#define ROWS_AHEAD 16    /* a row that is asked for while another is worked on */
 
 typedef struct work { /* what a task works on */
     const attn_additive_backward_problem *g;
@@ -115,6 +116,7 @@ static real exponentials(const real *from, int64_t stride, int64_t n, const span
     vec largest = v_zero();
     for (int64_t r = 0; r < n; r++, from += stride)
         for (int v = 0; v < t->nv; v++) {
+            v_prefetch(from + ROWS_AHEAD * stride + v * LANES);
             const vec x = v_load_part(from + v * LANES, v == t->nv - 1 ? t->tail : LANES);
             largest = v_max(largest, size_of(x));
             v_store(to + r * SPAN + v * LANES, exponential(x));
