@@ -135,7 +135,7 @@ def _of_vector(
 
 def additive_backward(
     grad_context: Any, weights: Any, grad_weights: Any, needs: Any, num_heads: Any, threads: int,
-    **inputs: Any,
+    inputs: dict[str, Any],
 ) -> ClassicBackward:  # fmt: skip
     """`additive_attention_backward`'s arguments, checked; raises all that it documents."""
     needs = _needs_of(needs, ADDITIVE, inputs)
@@ -170,7 +170,7 @@ def _plain_forward(inputs: dict[str, Any], num_heads: Any, threads: int) -> tupl
 
 def concat_backward(
     grad_context: Any, weights: Any, grad_weights: Any, needs: Any, num_heads: Any, threads: int,
-    **inputs: Any,
+    inputs: dict[str, Any],
 ) -> ClassicBackward:  # fmt: skip
     """`concat_attention_backward`'s arguments, checked; raises all that it documents."""
     needs = _needs_of(needs, CONCAT, inputs)
@@ -216,20 +216,14 @@ def _of_additive(
 
 
 def multiplicative_backward(
-    grad_context: Any,
-    weights: Any,
-    grad_weights: Any,
-    needs: Any,
-    threads: int,
-    names: tuple[str, ...],
-    num_heads: Any = 1,
-    **inputs: Any,
-) -> ClassicBackward:
-    """`dot_attention_backward`'s or `general_attention_backward`'s arguments, checked."""
-    needs = _needs_of(needs, names, inputs)
+    grad_context: Any, weights: Any, grad_weights: Any, needs: Any, num_heads: Any, threads: int,
+    inputs: dict[str, Any],
+) -> ClassicBackward:  # fmt: skip
+    """`general_attention_backward`'s arguments, checked, or `dot_attention_backward`'s, without W."""
+    needs = _needs_of(needs, GENERAL if "W" in inputs else DOT, inputs)
     inputs = _as_arrays(inputs)
     options = {"mask": None, "key_lengths": None, "out": None, "threads": threads}
-    if "W" in names:
+    if "W" in inputs:
         forward = problem_classic.general(**inputs, num_heads=num_heads, **options)
     else:
         forward = problem_classic.dot(**inputs, **options)
@@ -240,7 +234,7 @@ def multiplicative_backward(
         forward.output.shape, forward.weights.shape, dtype, grad_context, weights, grad_weights
     )
     given = tuple(None if x is None else x.astype(compute, copy=False) for x in given)
-    projected = problem_classic.project(query, inputs["W"].T if "W" in names else None)
+    projected = problem_classic.project(query, inputs["W"].T if "W" in inputs else None)
     tensors = (walkable(x.astype(compute, copy=False)) for x in (projected, keys, values))
     arguments = (*tensors, None, *_FORWARD_S, dtype_code(compute), num_heads, threads)
     wanted = {"query": needs & {"query", "W"}, "keys": needs & {"keys"}}
