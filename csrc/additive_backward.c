@@ -20,12 +20,12 @@
 #include "additive_tile.h"
 #include "gradient.h"
 
-typedef struct room {     /* for additive scores */
-    real *q_exp, *q_size; /* spans x rows x SPAN: e^2q; spans x rows: the largest |q| */
-    real *k_exp, *k_size; /* ADDITIVE_KEYS x SPAN, ADDITIVE_KEYS: the same of keys, for one span */
-    real *q_largest;      /* of all rows, for each span */
-    real *v_totals;       /* v_sums of all rows */
-    real *unwanted;       /* a row of a gradient that nobody asked for */
+typedef struct room {      /* for additive scores */
+    real *q_exp, *k_exp;   /* spans x rows x SPAN: e^2q; ADDITIVE_KEYS x SPAN: e^2k, for one span */
+    real *q_size, *k_size; /* rows, ADDITIVE_KEYS: the largest |q| and |k| of each in one span */
+    real *q_largest;       /* |q| of all rows, for each span */
+    real *v_totals;        /* v_sums of all rows */
+    real *unwanted;        /* a row of a gradient that nobody asked for */
 } room;
 
 /* ---- gradients of scores ----------------------------------------------------------------------- */
@@ -135,7 +135,7 @@ static span span_of(const work *w, const room *o, int64_t i) {
     t.nv = columns > LANES ? 2 : 1;
     t.tail = (int)(columns - (t.nv - 1) * LANES);
     t.q_exp = o->q_exp + i * w->rows * SPAN;
-    t.q_size = o->q_size + i * w->rows;
+    t.q_size = o->q_size;
     t.k_exp = o->k_exp;
     t.k_size = o->k_size;
     t.query = query->data ? gradient_rows(w, query, w->i0, t.c) : o->unwanted;
@@ -147,22 +147,27 @@ static span span_of(const work *w, const room *o, int64_t i) {
 
 /* Gradients of the block's queries, of keys and of v, whose scores are additive. */
 static bool additive_gradients(const work *w, const room *o, attn_watch *watch) {
-    const attn_problem *p = w->p;
+    const attn_tensor *q = &w->p->query, *k = &w->p->key;
+    const real *queries = (const real *)q->data + at(q, w->batch, w->head, w->i0);
     const int64_t spans = (w->c1 - w->c0 + SPAN - 1) / SPAN;
     for (int64_t i = 0; i < spans; i++) {
         const span t = span_of(w, o, i);
-        const real *query = (const real *)p->query.data + at(&p->query, w->batch, w->head, w->i0);
-        o->q_largest[i] = exponentials(query + t.c, p->query.stride_row, w->rows, &t, t.q_exp, t.q_size);
+        o->q_largest[i] = exponentials(queries + t.c, q->stride_row, w->rows, &t, t.q_exp);
     }
     for (int64_t j0 = 0; j0 < w->n; j0 += ADDITIVE_KEYS) {
         const int64_t n = min_i(ADDITIVE_KEYS, w->n - j0);
-        const real *key = (const real *)p->key.data + at(&p->key, w->batch, w->head, j0);
+        const real *keys = (const real *)k->data + at(k, w->batch, w->head, j0);
         if (attn_should_stop(watch)) return false;
         for (int64_t i = 0; i < spans; i++) {
             span t = span_of(w, o, i);
             t.j0 = j0, t.j1 = j0 + n;
-            const real largest = exponentials(key + t.c, p->key.stride_row, n, &t, t.k_exp, t.k_size);
-            gradient_tiles(w, &t, !(largest + o->q_largest[i] < FACTORED_LIMIT));
+            const real largest = exponentials(keys + t.c, k->stride_row, n, &t, t.k_exp);
+            const bool mixed = !(largest + o->q_largest[i] < FACTORED_LIMIT);
+            if (mixed) {
+                row_sizes(queries + t.c, q->stride_row, w->rows, &t, t.q_size);
+                row_sizes(keys + t.c, k->stride_row, n, &t, t.k_size);
+            }
+            gradient_tiles(w, &t, mixed);
         }
     }
     return true;

@@ -26,6 +26,7 @@ from .dot_product import (
 from .merge import MergedAttention, merge_attention
 from .monotonic import monotonic_attention
 from .multihead import MultiheadAttention, MultiheadResult
+from .multihead_backward import MultiheadGradients
 from .multiplicative import dot_attention, general_attention
 from .outputs import ContextResult
 from .plans import explain
@@ -46,6 +47,7 @@ __all__ = [
     "KVCache",
     "MergedAttention",
     "MultiheadAttention",
+    "MultiheadGradients",
     "MultiheadResult",
     "ProjectedKeys",
     "SelfAttentionResult",

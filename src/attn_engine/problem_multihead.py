@@ -77,13 +77,15 @@ def engine_masks(
     num_heads: int,
     added: int,
     compute: np.dtype,
+    keep_bias: bool = False,
 ) -> dict[str, Any]:
     """What hides keys as arguments of `scaled_dot_product_attention`, `added` keys in front.
 
-    No mask is expanded unless two must become one, a bias for keys and one for scores.
+    No mask is expanded unless two must become one, a bias for keys and one for scores. With
+    `keep_bias` a bias of nothing but 0 and -inf stays one: it may have a gradient.
     """
     batch, n_q, n_kv = inputs.scores
-    padding = _padding_mask(key_padding_mask, batch, n_kv, inputs.batched)
+    padding = _padding_mask(key_padding_mask, batch, n_kv, inputs.batched, keep_bias)
     mask = _score_mask(attn_mask, (batch, num_heads, n_q, n_kv), compute, inputs.batched)
     options: dict[str, Any] = {"is_causal": is_causal}
     if is_causal:
@@ -112,7 +114,9 @@ def _after(added: int, number: int, array: np.ndarray) -> np.ndarray:
     return np.concatenate([np.full((*array.shape[:-1], added), number, array.dtype), array], -1)
 
 
-def _padding_mask(value: Any, batch: int, n_kv: int, batched: bool) -> np.ndarray | None:
+def _padding_mask(
+    value: Any, batch: int, n_kv: int, batched: bool, keep_bias: bool
+) -> np.ndarray | None:
     """(batch, n_kv): bool, True = ignore, or a bias that is more than that."""
     if value is None:
         return None
@@ -126,7 +130,7 @@ def _padding_mask(value: Any, batch: int, n_kv: int, batched: bool) -> np.ndarra
             f"mark every key of every entry in {expected}",
         )  # fmt: skip
     hidden = mask if mask.dtype == bool else mask == -np.inf
-    only_hides = mask.dtype == bool or ((mask == 0) | hidden).all()
+    only_hides = mask.dtype == bool or (not keep_bias and ((mask == 0) | hidden).all())
     return (hidden if only_hides else mask).reshape(batch, n_kv)
 
 
