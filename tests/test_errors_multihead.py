@@ -217,12 +217,14 @@ STATES = {
     "shape": (
         STATE | {"in_proj_bias": ones(12)},
         ValueError,
-        ("in_proj_bias: shape (12,), expected (36,); build the layer with the sizes of these"),
+        (
+            "in_proj_bias: shape (12,), expected (36,) (outputs,); build the layer with the sizes of these"
+        ),
     ),
     "turned": (
         STATE | {"in_proj_weight": ones(12, 36)},
         ValueError,
-        "in_proj_weight: shape (12, 36), expected (36, 12); use in_proj_weight.T",
+        "in_proj_weight: shape (12, 36), expected (36, 12) (outputs, inputs); use in_proj_weight.T",
     ),
     "integers": (
         STATE | {"in_proj_bias": ones(36, dtype=int)},

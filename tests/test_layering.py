@@ -22,10 +22,11 @@ LAYERS = [
     *("shapes_classic", "arrays", "options", "weights", "viz"),
     *("analysis", "outputs", "problem", "packed", "config", "projected", "problem_classic"),
     *("problem_additive", "additive", "multiplicative", "monotonic", "dot_product"),
-    *("problem_backward", "backward", "varlen", "plans", "merge", "projection"),
+    *("problem_backward", "backward", "varlen", "merge", "projection"),
     *("problem_classic_backward", "classic_backward"),
     *("cache_kind", "pages", "pools", "problem_cache", "cache", "rotary"),
-    *("parameters", "problem_multihead", "multihead_backward", "multihead", "doctor", "__init__"),
+    *("parameters", "problem_multihead", "multihead_backward", "multihead"),
+    *("plans", "doctor", "__init__"),
 ]
 # Programs on top of the package: they use it, and it knows nothing of them.
 EXTRAS = ["bench", "cli", "demo", "demo_sweep", "interop", "report", "__main__"]

@@ -295,20 +295,14 @@ class MultiheadAttention(MultiheadParameters):
         """What `forward` says; `saved` is None unless asked for."""
         need_weights = check_flag("need_weights", need_weights)
         average = check_flag("average_attn_weights", average)
-        padding, mask, is_causal = masks
-        is_causal = check_flag("is_causal", is_causal)
         threads = config.resolve_threads(num_threads)
-        features = (self.embed_dim, self.kdim, self.vdim)
-        inputs = check_inputs(*tensors, self.dtype, features, self.batch_first)
-        added = self.add_bias_kv + self.add_zero_attn
-        options = engine_masks(
-            padding, mask, is_causal, inputs, self.num_heads, added, compute_type(self.dtype), save
-        )
+        inputs, options, heads = self._prepared(tensors, masks, threads, save)
         if self.training and self.dropout:
             seed = int(self._rng.integers(2**64, dtype=np.uint64))
             options |= {"dropout_p": self.dropout, "dropout_seed": seed}
 
-        q, k, v = heads = tuple(self._projected(inputs, threads))
+        q, k, v = heads
+        added = self.add_bias_kv + self.add_zero_attn
         context = np.empty(inputs.query.shape, q.dtype)
         attended = scaled_dot_product_attention(
             q,
@@ -328,7 +322,7 @@ class MultiheadAttention(MultiheadParameters):
             weights = weights.mean(1) if average else weights
             weights = weights.astype(self.dtype, copy=False)
         if save:
-            given = {"key_padding_mask": padding, "attn_mask": mask}
+            given = {"key_padding_mask": masks[0], "attn_mask": masks[1]}
             given = {name: None if x is None else as_array(name, x) for name, x in given.items()}
             parameters, returned = dict(self.named_parameters()), average if need_weights else None
             saved = Saved(
@@ -337,6 +331,25 @@ class MultiheadAttention(MultiheadParameters):
         if not inputs.batched:
             output, weights = output[0], weights[0] if need_weights else None
         return SavedResult(output.astype(self.dtype, copy=False), weights, saved)
+
+    def _prepared(
+        self,
+        tensors: tuple[Any, Any, Any],
+        masks: tuple[Any, Any, Any],
+        threads: int,
+        keep_bias: bool = False,
+    ) -> tuple[Inputs, dict[str, Any], tuple[np.ndarray, ...]]:
+        """Checked inputs, what hides keys from attention, and what attends to what."""
+        padding, mask, is_causal = masks
+        is_causal = check_flag("is_causal", is_causal)
+        self._check()
+        features = (self.embed_dim, self.kdim, self.vdim)
+        inputs = check_inputs(*tensors, self.dtype, features, self.batch_first)
+        added, compute = self.add_bias_kv + self.add_zero_attn, compute_type(self.dtype)
+        options = engine_masks(
+            padding, mask, is_causal, inputs, self.num_heads, added, compute, keep_bias
+        )
+        return inputs, options, tuple(self._projected(inputs, threads))
 
     def _projected(self, inputs: Inputs, threads: int) -> list[np.ndarray]:
         """Queries, keys and values (batch, heads, n, head_dim), those that the layer adds first."""

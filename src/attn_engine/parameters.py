@@ -10,9 +10,10 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
-from .arrays import as_dtype, as_floats, bfloat16, compute_type
+from .arrays import as_dtype, as_floats, bfloat16, compute_type, native
+from .misfits import wrong_shape
 from .options import check_count, check_flag, check_share
-from .shapes import Shape
+from .shapes import Shape, in_words
 
 
 def parameter_shapes(
@@ -75,11 +76,31 @@ def check_parameters(given: Mapping[str, Any], shapes: Mapping[str, Shape]) -> d
         )
     parameters = {name: as_floats(name, given[name]) for name in shapes}
     for name, array in parameters.items():
-        if array.shape != shapes[name]:
-            transposed = array.shape == shapes[name][::-1]
-            advice = f"use {name}.T" if transposed else "build the layer with the sizes of these"
-            raise ValueError(f"{name}: shape {array.shape}, expected {shapes[name]}; {advice}")
+        check_shape(name, array.shape, shapes[name], "build the layer with the sizes of these")
     return parameters
+
+
+def check_shape(name: str, shape: Shape, expected: Shape, otherwise: str) -> None:
+    """ShapeError unless a parameter has its shape."""
+    if shape != expected:
+        axes = {1: ("outputs",), 2: ("outputs", "inputs"), 3: ("sequence", "batch", "outputs")}
+        right = {axes[len(expected)]: expected}
+        what = f"{name}: shape {shape}, expected {expected} {in_words(axes[len(expected)])}"
+        raise wrong_shape(what, name, shape, right, otherwise)
+
+
+def rounded(name: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """A parameter in another dtype; ValueError if a finite number is too large for that."""
+    with np.errstate(over="ignore"):
+        result = array.astype(dtype)
+    lost = np.isinf(result) & np.isfinite(array)
+    if lost.any():
+        where = tuple(int(i) for i in np.argwhere(lost)[0])
+        raise ValueError(
+            f"{name}: got {array[where]} at index {where}, which is infinite in {dtype}; build the "
+            f"layer with dtype={native(array.dtype).name!r}"
+        )
+    return result
 
 
 def read_arguments(parameters: Mapping[str, Any], num_heads: int, source: str) -> dict[str, Any]:
@@ -200,11 +221,10 @@ class MultiheadParameters:
     def _set(self, parameters: Mapping[str, np.ndarray]) -> None:
         """Hold copies, rounded to the layer's dtype, in the type they are computed in."""
         compute = compute_type(self.dtype)
-        with np.errstate(over="ignore"):  # what float16 cannot hold is infinite there
-            held = {
-                name: np.array(array.astype(self.dtype), compute, order="C")
-                for name, array in parameters.items()
-            }
+        held = {
+            name: np.array(rounded(name, array, self.dtype), compute, order="C")
+            for name, array in parameters.items()
+        }
         self.in_proj_weight = held.get("in_proj_weight")
         self.q_proj_weight = held.get("q_proj_weight")
         self.k_proj_weight = held.get("k_proj_weight")
@@ -228,6 +248,33 @@ class MultiheadParameters:
         """
         return ((name, attrgetter(name)(self)) for name in self._shapes())
 
+    def _check(self) -> None:
+        """ShapeError or TypeError unless parameters, which anyone may set, are what they should be."""
+        compute = compute_type(self.dtype)
+        for name, shape in self._shapes().items():
+            array = attrgetter(name)(self)
+            if type(array) is not np.ndarray or array.dtype != compute:
+                kind = getattr(array, "dtype", type(array).__name__)
+                raise TypeError(
+                    f"{name}: got {kind}, expected an array of {compute}; load_state_dict converts"
+                )
+            check_shape(name, array.shape, shape, "load_state_dict checks before it changes any")
+
+    def __repr__(self) -> str:
+        """The arguments that make such a layer, those with defaults where they differ."""
+        defaults = {
+            "num_kv_heads": self.num_heads, "dropout": 0, "bias": True, "add_bias_kv": False,
+            "add_zero_attn": False, "kdim": self.embed_dim, "vdim": self.embed_dim,
+            "batch_first": False,
+        }  # fmt: skip
+        sizes = f"embed_dim={self.embed_dim}, num_heads={self.num_heads}"
+        given = [
+            f", {name}={value}"
+            for name, default in defaults.items()
+            if (value := getattr(self, name)) != default
+        ]
+        return f"{type(self).__name__}({sizes}{''.join(given)}, dtype={self.dtype})"
+
     def load_state_dict(self, state_dict: Mapping[str, ArrayLike]) -> None:
         """Copy parameters from arrays or tensors under torch's names.
 
@@ -240,7 +287,8 @@ class MultiheadParameters:
         Raises
         ------
         ValueError
-            Names are missing or unexpected, or a shape is wrong. The layer is unchanged then.
+            Names are missing or unexpected, a shape is wrong, or a finite number is too large for
+            the layer's dtype. The layer is unchanged then.
         TypeError
             Not a mapping, a parameter is not floating, a tensor requires grad or lives elsewhere.
         """
