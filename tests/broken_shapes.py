@@ -190,6 +190,8 @@ BROKEN = {
         ({"key": (2, 1, 12, 16), "value": (2, 1, 12, 6), "enable_gqa": True},
             {"key": "key[:, 0]", "value": "value[:, 0]", "enable_gqa": None}, "key",
             "use key[:, None] and value[:, None] and pass enable_gqa=True"),
+        ({"key": (2, 8, 1, 16), "value": (2, 8, 1, 6)}, {n: f"{n}[:, :, 0]" for n in ("key", "value")},
+            "key", "use key[:, :, None] and value[:, :, None] if key is (batch, n_kv_heads, d_qk)"),
         ({"value": [(2, 8, 12, 6), "np.repeat(value[:, :1], 8, axis=1)"]}, {"value": "value[:, 0]"}, "value",
             "use np.repeat(value[:, None], 8, axis=1) if value is for every head"),
         ({}, {"value": "value.swapaxes(1, 2).reshape(2, 12, 48)"}, "value",

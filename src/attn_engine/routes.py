@@ -48,8 +48,6 @@ def routes(
     `is_legal`: this number of axes would be right, were it not for the sizes.
     """
     best: dict[str, Route] = {}
-    if max(len(axes), len(shape)) > _MOST_AXES + 1:
-        return []
     for arranged in (
         *_as_it_is(name, shape, axes),
         *_without_ones(name, shape, axes, is_legal),
@@ -58,7 +56,8 @@ def routes(
         *_end_to_end(name, shape, axes),
         *_with_axes(name, shape, axes, sizes),
     ):
-        for order in permutations(arranged.axes):
+        few = len(arranged.axes) <= _MOST_AXES
+        for order in permutations(arranged.axes) if few else [arranged.axes]:
             if not all(map(_may_be, order, arranged.shape, map(sizes.get, order))):
                 continue
             route = _finished(arranged, order, axes, sizes)
@@ -112,7 +111,8 @@ def _without_ones(name: str, shape: Shape, axes: Words, is_legal: bool) -> Itera
             return tuple("1" if axis in dropped else next(words) for axis in range(len(shape)))
 
         code = f"{name}.reshape{left}" if left else f"{name}.reshape(())"
-        yield _Arranged(2.5 if is_legal else 1, code, left, axes, read)
+        within = any(0 < axis < len(shape) - 1 for axis in dropped)
+        yield _Arranged((2.5 if is_legal else 1) + 2 * within, code, left, axes, read)
 
 
 def _split(name: str, shape: Shape, axes: Words, sizes: Mapping[str, int]) -> Iterator[_Arranged]:
@@ -195,7 +195,9 @@ def _cost_of(word: str, sizes: Mapping[str, int]) -> float:
         return 1 if n == 1 else 4
     if n != 1 or word.startswith("d") or "*" in word:
         return _NEVER
-    return 1 if word in ONE_STEP else 4
+    if word in ONE_STEP:
+        return 1
+    return 2 if word == "n_kv" else 4
 
 
 def _may_be(word: str, n: int, wanted: int | None) -> bool:
