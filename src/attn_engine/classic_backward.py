@@ -98,7 +98,8 @@ def additive_attention_backward(
         As the forward was given; `keys` as states, not as `project_keys` returns them.
     weights : array_like, shape (..., T_dec, T_enc)
         What the forward returned. They say what was hidden, whose weight is 0: masks and lengths
-        are not needed again.
+        are not needed again. Weights of another call are noticed only by rows that are negative or
+        do not sum to 1.
     grad_weights : array_like, shape of the weights, optional
         Gradient by the weights, in their dtype, for losses on the alignment.
     needs : iterable of str
@@ -117,7 +118,7 @@ def additive_attention_backward(
     Raises
     ------
     ValueError
-        A shape or a value is wrong, or rows of weights do not sum to 1. Nothing is returned then.
+        A shape or a value is wrong: rows of weights that do not sum to 1. Nothing is returned then.
     TypeError
         An argument is of a wrong kind.
     MemoryError
