@@ -12,6 +12,7 @@ from broken_shapes import BROKEN, RIGHT
 
 import attn_engine
 from attn_engine import (
+    KVCache,
     MultiheadAttention,
     ShapeError,
     additive_attention,
@@ -98,6 +99,29 @@ def test_the_fix_gives_the_result_that_was_meant(operation, right, breaks, tenso
     result = arrays_in(call(operation, with_changes(broken, error)))
     for got, meant in zip(result, expected, strict=True):
         np.testing.assert_array_equal(got, meant)
+
+
+def test_every_one_of_several_fixes_makes_the_call_run():
+    checked = 0
+    for case in CASES:
+        operation, right, breaks, *_ = case.values
+        _, broken = arguments_of(operation, right, breaks)
+        error = diagnose(operation, **shapes_of(broken)).error
+        fixes = error.fix.split(", or ")
+        for fix in fixes if len(fixes) > 1 and fixes[1].startswith("use ") else ():
+            mended = dict(broken)
+            steps, _, _ = fix.removeprefix("use ").partition(" if ")
+            for step in re.split(r" and |, (?=\w+\.)", steps):
+                if step.startswith("pass "):
+                    mended |= eval(f"dict({step.removeprefix('pass ')})")
+                elif step.startswith("enable_gqa"):
+                    mended["enable_gqa"] = True
+                else:
+                    name = re.search(r"\b(query|key|value|attn_mask)\b", step)[1]
+                    mended[name] = eval(step, {"np": np} | broken)
+            call(operation, mended)
+            checked += 1
+    assert checked >= 6
 
 
 def test_projections_have_the_shape_they_are_said_to_have():
@@ -224,6 +248,11 @@ def test_arrays_and_functions_do_as_well_as_shapes_and_names():
     layer = MultiheadAttention(12, 3, batch_first=True, dtype=np.float64)
     found = diagnose(layer, query=(2, 5, 12), key=(2, 7, 12), value=np.ones((2, 12, 7)))
     assert found.error.tensor == "value" and found.error.axes == "(batch, n_kv, vdim)"
+    assert diagnose(layer.forward, query=(2, 5, 9), key=(2, 7, 12), value=(2, 7, 12)).error
+    cache = KVCache(2, 3, 4, 10)
+    assert diagnose(cache.append, key=(2, 5, 3, 4), value=(2, 3, 5, 4)).error.tensor == "key"
+    assert diagnose(cache.append, key=(2, 3, 5, 4), value=(2, 3, 5, 4)).error is None
+    assert cache.lengths.tolist() == [0, 0]
     prepared = project_keys(np.ones((7, 6), np.float32), np.ones((8, 6), np.float32))
     found = diagnose("additive", query=(3, 5), keys=prepared, W_a=(5, 8), U_a=None, v_a=(8,))
     assert found.error.fix == "use W_a.T"

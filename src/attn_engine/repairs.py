@@ -33,11 +33,6 @@ class Form(NamedTuple):
     advice: str = ""  # how to pass that
     cost: float = 0
     rule: Callable[[Sizes], Sizes | None] = _no_rule  # more sizes, None if they clash
-    words: Mapping[str, Words] = {}  # to be shown for `axes`, where others say more
-
-    def shown(self, name: str) -> Words:
-        """The words for the axes of a tensor."""
-        return self.words.get(name, self.axes[name])
 
     def size_of(self, word: str, sizes: Sizes) -> int | None:
         """The size of an axis, if it is known."""
@@ -125,18 +120,7 @@ class _Repair(NamedTuple):
 
 def _found(call: Call) -> list[_Repair]:
     """The likeliest repairs; more than one only if no size tells which is meant."""
-    found: list[_Repair] = []
-    for form in call.forms:
-        for unusual, pair in enumerate(call.exchanges):
-            if set(pair) <= call.shapes.keys():
-                shapes = {
-                    **call.shapes,
-                    pair[0]: call.shapes[pair[1]],
-                    pair[1]: call.shapes[pair[0]],
-                }
-                if form.with_tensors(shapes, call.sizes) is not None:
-                    code = dict(zip(pair, pair[::-1], strict=True))
-                    found.append(_Repair(2.5 + unusual + form.cost, form, code, shapes, {}))
+    found = list(_exchanges(call))
     best = min((repair.cost for repair in found), default=_MOST)
     for count in range(len(call.shapes) + 1):
         if (count + 1) / 2 > best + _AS_LIKELY:
@@ -147,9 +131,21 @@ def _found(call: Call) -> list[_Repair]:
                     if repair.cost <= best + _AS_LIKELY:
                         found.append(repair)
                         best = min(best, repair.cost)
-    found.sort(key=lambda repair: repair.cost)
-    different = {repair.fix: repair for repair in reversed(found)}
-    return [r for r in found if r.cost <= best + _AS_LIKELY and different[r.fix] is r][:3]
+    likely: dict[str, _Repair] = {}
+    for repair in sorted(found, key=lambda repair: repair.cost):
+        if repair.cost <= best + _AS_LIKELY:
+            likely.setdefault(repair.fix, repair)
+    return list(likely.values())[:3]
+
+
+def _exchanges(call: Call) -> Iterator[_Repair]:
+    """Repairs in which two tensors take each other's place."""
+    for form in call.forms:
+        for unusual, (a, b) in enumerate(call.exchanges):
+            if {a, b} <= call.shapes.keys():
+                shapes = {**call.shapes, a: call.shapes[b], b: call.shapes[a]}
+                if form.with_tensors(shapes, call.sizes) is not None:
+                    yield _Repair(2.5 + unusual + form.cost, form, {a: b, b: a}, shapes, {})
 
 
 def _changing(call: Call, form: Form, changed: tuple[str, ...], limit: float) -> Iterator[_Repair]:
@@ -219,7 +215,7 @@ def _repaired(call: Call, found: list[_Repair]) -> ShapeError:
     if best.is_exchange and (other := _contradicted(call)) and len(other.changes) == 1:
         fixes.append(other.fix)  # the size of one tensor may as well be wrong
     changes = {name: best.shapes[name] for name in names} | dict(best.form.options)
-    axes = in_words(best.form.shown(tensor))
+    axes = in_words(best.form.axes[tensor])
     return ShapeError(
         what, ", or ".join(fixes), tensor, call.shapes[tensor], right, axes, changes, best.code
     )
@@ -234,20 +230,20 @@ def _difference(call: Call, form: Form, tensor: str, right: Shape, changed: set[
         count = f"{len(shape)} ax{'i' if len(shape) == 1 else 'e'}s"
         return (
             f"{tensor}: shape {shape} has {count}, expected {len(words)} "
-            f"{in_words(form.shown(tensor))}{beside}"
+            f"{in_words(form.axes[tensor])}{beside}"
         )
     wrong = [axis for axis in zip(words, shape, right, strict=True) if axis[1] != axis[2]]
     for word, got, n in wrong:
         said = _who_says(call, form, word, changed)
         if said:
             other, theirs, other_shape = said
-            both = f"{tensor} {shape}, axes {in_words(form.shown(tensor))}"
+            both = f"{tensor} {shape}, axes {in_words(form.axes[tensor])}"
             if other_shape is not None:
                 both = f"{other} {other_shape}, {both}"
             have = "have" if other.endswith("keys") or other in ("values", "scores") else "has"
             return f"{tensor}: {word} is {got} but {other} {have} {theirs} {n} ({both})"
     if wrong:
-        shown = f"expected {right} {in_words(form.shown(tensor))}"
+        shown = f"expected {right} {in_words(form.axes[tensor])}"
     else:
         shown = "in the place of another"
     return f"{tensor}: shape {shape}, {shown}{beside}"
@@ -305,7 +301,7 @@ def _contradicted(call: Call) -> ShapeError | None:
     tensor = changed[0]
     what = _difference(call, form, tensor, right[tensor], set(changed))
     fix = _advice(call, form, tensor, right[tensor], set(changed))
-    axes = in_words(form.shown(tensor))
+    axes = in_words(form.axes[tensor])
     return ShapeError(what, fix, tensor, call.shapes[tensor], right[tensor], axes, right)
 
 
@@ -333,13 +329,13 @@ def _resized(call: Call, form: Form, changed: Sequence[str]) -> tuple[float, dic
 
 def _advice(call: Call, form: Form, tensor: str, right: Shape, changed: set[str]) -> str:
     """What can be done where no change of axes helps."""
-    shape, words, shown = call.shapes[tensor], form.axes[tensor], form.shown(tensor)
+    shape, words = call.shapes[tensor], form.axes[tensor]
     if len(shape) != len(right):
         kept = {name: s for name, s in call.shapes.items() if name not in changed}
         sizes = form.with_tensors(kept, call.sizes) or {}
         sized = [form.size_of(word, sizes) for word in words]
-        as_known = tuple(w if n is None else str(n) for w, n in zip(shown, sized, strict=True))
-        return f"make it {', '.join(dict.fromkeys(map(in_words, (as_known, shown))))}"
+        as_known = tuple(w if n is None else str(n) for w, n in zip(words, sized, strict=True))
+        return f"make it {', '.join(dict.fromkeys(map(in_words, (as_known, words))))}"
     word, got, n = next(
         (word, got, n) for word, got, n in zip(words, shape, right, strict=True) if got != n
     )
@@ -350,7 +346,7 @@ def _advice(call: Call, form: Form, tensor: str, right: Shape, changed: set[str]
     if is_heads(word):
         return "n_heads must be n_kv_heads, or a multiple of it with enable_gqa=True"
     if not word.startswith("d") or len(shape) == 1:
-        return f"make it {right} {in_words(shown)}"
+        return f"make it {right} {in_words(words)}"
     if tensor not in call.parameters:
         return f"project it, e.g. {tensor} @ P with P {(got, n)}"
     others = [name for name in call.shapes if name != tensor and word in form.axes[name]]

@@ -67,12 +67,15 @@ def bind(function: Callable, arguments: dict[str, Any]) -> None:
 
 def found(function: Any, arguments: dict[str, Any]) -> tuple[Operation, dict[str, Any]]:
     """The operation of that function or name, and the arguments with those that it is bound to."""
+    of = function.__self__ if isinstance(function, MethodType) else None
+    if isinstance(of, MultiheadAttention) and function.__name__.startswith("forward"):
+        function = of
     if isinstance(function, MultiheadAttention):
         made_of = ("embed_dim", "num_heads", "num_kv_heads", "kdim", "vdim", "batch_first", "dtype")
         arguments = {name: getattr(function, name) for name in made_of} | arguments
         function = MultiheadAttention
-    elif isinstance(function, MethodType) and isinstance(function.__self__, KVCache):
-        arguments = {"cache": function.__self__} | arguments
+    elif isinstance(of, KVCache):
+        arguments = {"cache": of} | arguments
         function = function.__func__
     for name, operation in OPERATIONS.items():
         if function in (name, operation.function.__name__) or function is operation.function:
