@@ -52,7 +52,6 @@ class Alike(tuple):
 
 STEP = {"query": (2, 5)}  # one decoder step
 BATCH_FIRST = {"batch_first": True, "query": (2, 5, 12), "key": (2, 7, 12), "value": (2, 7, 12)}
-HALVES = {"query": (2, 10, 16), "key": (2, 12, 16), "value": (2, 12, 6)}
 GQA = {"key": (2, 2, 12, 16), "value": (2, 2, 12, 6), "enable_gqa": True}
 BSHD = {"query": (2, 10, 8, 16), "key": (2, 12, 8, 16), "value": (2, 12, 8, 6), "layout": "bshd"}
 SQUARE = {"query": (5, 2, 12), "key": (5, 2, 12), "value": (5, 2, 12)}
@@ -254,6 +253,7 @@ BROKEN = {
         ({}, {"query": "query[None]"}, "query", "use query.reshape(5, 4, 16)"),
         ({}, {"query": "query.swapaxes(0, 1)"}, "query", "use query.swapaxes(0, 1)"),
         ({}, {"key": "key.reshape(9, 64)"}, "key", "use key.reshape(9, 4, 16)"),
+        ({}, {"cu_seqlens_k": [0, 9]}, "cu_seqlens_k", "a sequence without keys repeats an entry"),
         ({n: (6, 4, 16) for n in ("query", "key", "value")}
             | {"cu_seqlens_q": [0, 3, 6], "cu_seqlens_k": [0, 3, 6]},
             {n: f"{n}.reshape(2, 3, 4, 16)" for n in ("query", "key", "value")}, "query",

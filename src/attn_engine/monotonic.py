@@ -5,7 +5,7 @@ from numpy.typing import ArrayLike
 
 from .arrays import as_floats, check_same_dtype, compute_type, native
 from .misfits import wrong_shape
-from .shapes import batch_words
+from .shapes import ShapeError, batch_words
 
 
 def monotonic_attention(
@@ -62,7 +62,8 @@ def monotonic_attention(
     previous = as_floats("previous_alignment", previous_alignment)
     check_same_dtype("previous_alignment", previous, "p_choose", p)
     if p.ndim == 0:
-        raise ValueError("p_choose: a single number, expected shape (..., T_enc)")
+        what = "p_choose: a single number, expected shape (..., T_enc)"
+        raise ShapeError(what, "one for each key", "p_choose", (), (1,), "(T_enc,)")
     if previous.shape != p.shape:
         what = f"previous_alignment: shape {previous.shape}, expected that of p_choose, {p.shape}"
         right = {(*batch_words(p.ndim - 1), "T_enc"): p.shape}

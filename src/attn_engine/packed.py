@@ -51,10 +51,12 @@ def packed_attention(
     query_starts = _starts("cu_seqlens_q", cu_seqlens_q, axes.n, "query")
     key_starts = _starts("cu_seqlens_k", cu_seqlens_k, total_k, "key")
     if len(query_starts) != len(key_starts):
-        raise ValueError(
+        raise ShapeError(
             f"cu_seqlens_k: {len(key_starts) - 1} sequences but cu_seqlens_q has "
-            f"{len(query_starts) - 1}; a sequence without keys repeats an entry"
-        )
+            f"{len(query_starts) - 1}",
+            "a sequence without keys repeats an entry",
+            "cu_seqlens_k", key_starts.shape, query_starts.shape, "(sequences + 1,)",
+        )  # fmt: skip
     n_q, n_kv, batch = np.diff(query_starts), np.diff(key_starts), (len(query_starts) - 1,)
     limits = check_limits(is_causal, causal_offset, window, None, None, batch, n_q, n_kv)
     dtype, shape = native(query.dtype), (*query.shape[:-1], value.shape[-1])

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, DTypeLike
 from .arrays import as_dtype, as_floats, bfloat16, compute_type, native
 from .misfits import wrong_shape
 from .options import check_count, check_flag, check_share
-from .shapes import Shape, in_words
+from .shapes import Shape, ShapeError, in_words
 
 
 def parameter_shapes(
@@ -113,8 +113,11 @@ def read_arguments(parameters: Mapping[str, Any], num_heads: int, source: str) -
                 f"{source}: no {name}, expected the parameters of a torch.nn.MultiheadAttention, "
                 f"got {', '.join(map(str, parameters)) or 'none'}"
             )
-        if len(parameters[name].shape) != 2:
-            raise ValueError(f"{name}: shape {tuple(parameters[name].shape)}, expected 2 axes")
+        shape = tuple(parameters[name].shape)
+        if len(shape) != 2:
+            what, right = f"{name}: shape {shape}, expected 2 axes", ((1, 1) + shape)[-2:]
+            fix = "take that of a torch.nn.MultiheadAttention"
+            raise ShapeError(what, fix, name, shape, right, "(outputs, inputs)")
     embed_dim = parameters["out_proj.weight"].shape[0]
     shapes = [parameters[name].shape for name in inputs]
     kv_dim = (shapes[0][0] - embed_dim) // 2 if packed else shapes[1][0]

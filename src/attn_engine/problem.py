@@ -47,7 +47,7 @@ from .options import (
     check_softcap,
 )
 from .outputs import Problem, check_out, destination, flat, flat_shape
-from .shapes import Shape
+from .shapes import Shape, ShapeError
 from .shapes_attention import check_projections, check_shapes
 
 # Bound once: the hot path below asks for them at every call.
@@ -179,7 +179,8 @@ def softmax(scores: Any, mask: Any, lengths: Any, axis: Any, out: Any, threads: 
     """`softmax`'s arguments, checked; the problem's arrays have `axis` moved to the end."""
     scores = as_floats("scores", scores)
     if scores.ndim == 0:
-        raise ValueError("scores: a single number has no axis to sum over; pass at least 1 axis")
+        what = "scores: a single number has no axis to sum over"
+        raise ShapeError(what, "pass at least 1 axis", "scores", (), (1,), "(n,)")
     axis = check_integer("axis", axis, "one axis of scores")
     if not -scores.ndim <= axis < scores.ndim:
         raise ValueError(

@@ -94,7 +94,7 @@ def _shapes(value: Any) -> Any:
     """A shape, or those of several arrays."""
     if isinstance(value, (list, tuple)) and value and np.ndim(value[0]):
         return [np.shape(each) for each in value]
-    return tuple(np.shape(value))
+    return value if isinstance(value, tuple) else tuple(np.shape(value))  # of starts, the shape
 
 
 def _source(
