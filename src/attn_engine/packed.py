@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from .arrays import as_integers, as_tensors, compute_type, dtype_code, native, raw, walkable
+from .misfits import wrong_shape
 from .options import (
     Extras,
     check_dropout,
@@ -99,10 +100,10 @@ def _starts(name: str, value: Any, total: int, packed: str) -> np.ndarray:
     """Where each sequence begins, and where the last one ends."""
     starts = as_integers(name, value)
     if starts.ndim != 1 or not starts.size:
-        raise ShapeError(
+        raise wrong_shape(
             f"{name}: shape {starts.shape}, expected 1 axis (sequences + 1,)",
+            name, starts.shape, {("sequences + 1",): (max(starts.size, 2),)},
             "from lengths it is np.concatenate([[0], np.cumsum(lengths)])",
-            name, starts.shape, (max(starts.size, 2),), "(sequences + 1,)",
         )  # fmt: skip
     if starts[0] != 0:
         raise ValueError(f"{name}: got {starts[0]} at index 0, expected 0, where sequences begin")

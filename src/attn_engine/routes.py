@@ -77,7 +77,7 @@ def sharing(code: Mapping[str, str], axes: Mapping[str, Words]) -> str:
     names = [name for name, found in repeated.items() if found]
     if not names:
         return ""
-    many = len(names) > 1 or names[0] in ("keys", "values", "sinks", "alibi_slopes")
+    many = len(names) > 1 or names[0].endswith(("keys", "values", "sinks", "slopes", "lengths"))
     are = f"{' and '.join(names)} {'are' if many else 'is'}"
     return f"{are} for every {'batch entry' if any(map(is_batch, words)) else 'head'}"
 
