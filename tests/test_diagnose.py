@@ -124,6 +124,37 @@ def test_every_one_of_several_fixes_makes_the_call_run():
     assert checked >= 6
 
 
+@pytest.mark.parametrize(
+    ("operation", "shapes", "fixes"),
+    [
+        ("sdpa", {"query": (2, 8, 5, 64), "key": (2, 5, 8, 64), "value": (2, 5, 8, 64)}, [
+            "use query.swapaxes(-2, -3) if query is (batch, n_q, n_heads, d_qk)",
+            "use key.swapaxes(-2, -3) and value.swapaxes(-2, -3) if key is (batch, n_kv, n_kv_heads,",
+        ]),
+        ("multihead", {"embed_dim": 12, "num_heads": 3, "query": (2, 5, 12), "key": (5, 2, 12),
+            "value": (5, 2, 12)}, [
+            "use query.swapaxes(0, 1) if query is (batch, n_q, embed_dim)",
+            "use key.swapaxes(0, 1) and value.swapaxes(0, 1) if key is (batch, n_kv, kdim)",
+        ]),
+        ("dot", {"query": (2, 5, 6), "keys": (5, 2, 6)}, [
+            "use query.swapaxes(0, 1) if query is (T_dec, batch, d_s)",
+            "use keys.swapaxes(0, 1) if keys is (T_enc, batch, d_h)",
+        ]),
+        ("multihead", {"embed_dim": 12, "num_heads": 2, "query": (5, 2, 12), "key": (7, 2, 12),
+            "value": (7, 2, 12), "attn_mask": (2, 5, 7)}, [
+            "use np.repeat(attn_mask, 2, axis=0) if it is (batch, n_q, n_kv)",
+            "use np.tile(attn_mask, (2, 1, 1)) if it is (num_heads, n_q, n_kv)",
+        ]),
+        ("sdpa", {"query": (2, 8, 10, 16), "key": (2, 8, 12, 9), "value": (2, 8, 12, 16)}, [
+            "exchange key and value", "project one of them, e.g. key @ P with P (9, 16)",
+        ]),
+    ],
+)  # fmt: skip
+def test_where_shapes_do_not_tell_both_are_told_and_what_tells_them_apart(operation, shapes, fixes):
+    found = diagnose(operation, **shapes).error.fix.split(", or ")
+    assert len(found) == len(fixes) and all(map(str.startswith, found, fixes))
+
+
 def test_projections_have_the_shape_they_are_said_to_have():
     checked = 0
     for case in CASES:

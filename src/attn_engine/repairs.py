@@ -14,8 +14,8 @@ from .routes import Route, Words, is_batch, is_heads, routes, sharing
 from .shapes import Shape, ShapeError, in_words
 
 Sizes = dict[str, int]
-_MOST = 5.75  # what costs more is a guess
-_AS_LIKELY = 0.25  # how much more another repair may cost that is told too
+_MOST = 6.0  # what costs more is a guess
+_AS_LIKELY = 0.5  # how much more another repair may cost that is told too
 _NO_BROADCAST = "take the entries that belong together, nothing is broadcast"
 
 
@@ -121,7 +121,7 @@ class _Repair(NamedTuple):
 def _found(call: Call) -> list[_Repair]:
     """The likeliest repairs; more than one only if no size tells which is meant."""
     found = list(_exchanges(call))
-    best = min((repair.cost for repair in found), default=_MOST)
+    best = min((repair.cost for repair in found), default=_MOST - _AS_LIKELY)
     for count in range(len(call.shapes) + 1):
         if (count + 1) / 2 > best + _AS_LIKELY:
             break
@@ -171,7 +171,7 @@ def _doubt(call: Call, form: Form, steps: dict[str, Route]) -> float:
         "reshape" not in route.code and route.reading[-1:] != form.axes[name][-1:]
         for name, route in steps.items()
     )
-    return 4 if turned and not call.sizes else 1
+    return 4 if turned and not call.sizes else 1.5
 
 
 def _steps(

@@ -234,7 +234,7 @@ def _disorder(order: Words, likely: Words) -> float:
     """The cost of axes in this order instead of that."""
     moved = {a for a, b in zip(order, likely, strict=True) if a != b}
     rest = tuple(word for word in likely if word != order[0])
-    if len(moved) > 2 and order[1:] == rest and order[0][0] in "nT":
+    if len(moved) > 2 and order[1:] == rest and order[0][0] in "nT" and not is_heads(order[0]):
         return 2.5  # time first
     if len(moved) != 2:
         return 4 if moved else 0
@@ -244,7 +244,7 @@ def _disorder(order: Words, likely: Words) -> float:
     if outer and any(word.startswith("d") for word in moved) and len(order) > 2:
         return 5.2
     first, last = sorted(map(likely.index, moved))
-    return 2 if last == first + 1 else 3
+    return 2 if last == first + 1 else 3.5
 
 
 def ordered(code: str, order: Words, axes: list[str]) -> str:
