@@ -26,7 +26,9 @@ import sys
 from attn_engine import get_num_threads
 from attn_engine.bench.cases import CASES
 from attn_engine.bench.compare import Comparison, Team, machine, report
-from attn_engine.bench.contenders import CONTENDERS, ENGINE
+from attn_engine.bench.contenders import CONTENDERS, ENGINE, check_names
+from attn_engine.bench.files import BadInput
+from attn_engine.cli import Parser, names, positive, writable_file
 
 
 def main() -> int:
@@ -38,43 +40,52 @@ def main() -> int:
     if options.list:
         print("\n".join(map(str, cases)))
         return 0
-    comparisons = []
-    with Team(options.contenders.split(","), options.threads) as team:
+    comparisons, finished = [], False
+    with Team(options.contenders, options.threads) as team:
         product = team.limit()
-        print_head(team, product)
-        for case in cases:
-            limit = team.limit(case) if case.is_decode else product
-            if case.tanhs:  # neither bounds what tanh does
-                limit = None
-            comparison = team.compare(case, options.seconds, limit=limit)
-            print_row(team, comparison)
-            comparisons.append(comparison)
+        try:
+            print_head(team, product)
+            for case in cases:
+                limit = team.limit(case) if case.is_decode else product
+                if case.tanhs:  # neither bounds what tanh does
+                    limit = None
+                comparisons.append(team.compare(case, options.seconds, limit=limit))
+                print_row(team, comparisons[-1])
+            finished = True
+        except KeyboardInterrupt:
+            print("peers.py: interrupted; what is done is kept", file=sys.stderr)
         print_summary(comparisons)
         if options.json:
             command = shlex.join(["python", *sys.argv])
-            result = report(team, comparisons, command) | {"product_gflops": product.rate / 1e9}
-            with open(options.json, "w", encoding="utf-8") as file:
-                json.dump(result, file, indent=1)
+            result = report(team, comparisons, command) | {"finished": finished}
+            result["product_gflops"] = product.rate / 1e9
+            options.json.write_text(json.dumps(result, indent=1), encoding="utf-8")
     bad = [r for c in comparisons for r in c.results.values() if r.status in ("wrong", "failed")]
-    return 1 if bad else 0
+    return 1 if bad or not finished else 0
 
 
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--threads", type=int, default=get_num_threads(), help="for every contender"
+        "--threads", type=positive, default=get_num_threads(), help="for every contender"
     )
     parser.add_argument("--only", default="*", help="patterns of case names, with commas")
     parser.add_argument("--seconds", type=float, default=0.6, help="for each contender and case")
-    parser.add_argument("--contenders", default=",".join(CONTENDERS), help="names, with commas")
-    parser.add_argument("--json", metavar="FILE", help="write the results there too")
+    parser.add_argument(
+        "--contenders", type=names, default=list(CONTENDERS), help="names, with commas"
+    )
+    parser.add_argument(
+        "--json", type=writable_file, metavar="FILE", help="write the results there too"
+    )
     parser.add_argument("--list", action="store_true", help="print the cases and stop")
     options = parser.parse_args()
-    if options.threads < 1 or not options.seconds > 0:
-        parser.error("--threads and --seconds must be above 0")
+    if not 0 < options.seconds < math.inf:
+        parser.error("--seconds must be above 0")
+    try:
+        check_names(options.contenders)
+    except BadInput as error:
+        parser.error(str(error))
     return options
 
 
@@ -122,4 +133,7 @@ def print_summary(comparisons: list[Comparison]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit("peers.py: interrupted")

@@ -20,9 +20,12 @@ myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 3
 numpydoc_show_class_members = False
 autodoc_typehints = "none"
+autodoc_mock_imports = ["autograd", "ml_dtypes"]  # the reference needs neither
 default_role = "code"
 
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_title = f"attn_engine {release}"
 html_show_sphinx = False
 html_math_renderer = "mathml"

@@ -18,7 +18,7 @@ import sentence_embeddings
 import transliterate
 
 import attn_engine
-from attn_engine.demo import TOKENS, worked_sentence
+from attn_engine.demo.sentence import TOKENS, worked_sentence
 from attn_engine.viz import heatmap, to_html
 
 try:

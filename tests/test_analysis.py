@@ -158,6 +158,12 @@ def test_hidden_keys_are_not_given_weight_nor_read():
     np.testing.assert_allclose(gone.distances, [[0.9, 0.1, 0, 0]], rtol=1e-13)
 
 
+@pytest.mark.parametrize("check", [analysis.permutation_test, analysis.ablation])
+def test_values_that_are_not_finite_spread_without_a_warning(check):
+    values = np.where(VALUES > 1, np.inf, VALUES)
+    assert np.isinf(values).any() and np.isnan(check(WEIGHTS, values).distances).any()
+
+
 def test_permutations_repeat_with_their_seed():
     runs = [analysis.permutation_test(WEIGHTS, VALUES, seed=s).distances for s in (0, 0, 1)]
     np.testing.assert_array_equal(runs[0], runs[1])
@@ -265,8 +271,56 @@ def test_checks_refuse_what_does_not_belong_together(check):
 
 
 def test_permutation_test_refuses_none():
-    with pytest.raises(ValueError, match="n_permutations: 0, expected at least 1"):
+    with pytest.raises(ValueError, match="n_permutations: got 0, expected at least 1"):
         analysis.permutation_test(WEIGHTS, VALUES, n_permutations=0)
+
+
+P = np.array([[0.5, 0.5], [0.2, 0.8]])
+ODD = {
+    "k": lambda: analysis.top_k(WEIGHTS, 1.5),
+    "k array": lambda: analysis.top_k(WEIGHTS, np.array([1, 2])),
+    "k None": lambda: analysis.top_k(WEIGHTS, None),
+    "residual": lambda: analysis.rollout(np.eye(3)[None, None], residual="half"),
+    "residual NaN": lambda: analysis.rollout(np.eye(3)[None, None], residual=np.nan),
+    "weights": lambda: analysis.entropy(None),
+    "weights text": lambda: analysis.hard_alignment("abc"),
+    "weights ragged": lambda: analysis.entropy([[0.5, 0.5], [1.0]]),
+    "values": lambda: analysis.ablation(WEIGHTS, None),
+    "mask": lambda: analysis.ablation(WEIGHTS, VALUES, mask=1),
+    "n_permutations": lambda: analysis.permutation_test(WEIGHTS, VALUES, n_permutations=2.5),
+    "n_permutations bool": lambda: analysis.permutation_test(WEIGHTS, VALUES, n_permutations=True),
+    "seed": lambda: analysis.permutation_test(WEIGHTS, VALUES, seed=-1),
+    "seed text": lambda: analysis.permutation_test(WEIGHTS, VALUES, seed="x"),
+    "distance": lambda: analysis.permutation_test(WEIGHTS, VALUES, distance="euclidean"),
+    "distance shape": lambda: analysis.permutation_test(WEIGHTS, VALUES, distance=lambda a, b: a),
+    "distance number": lambda: analysis.ablation(WEIGHTS, VALUES, distance=lambda a, b: 0.0),
+    "distance nothing": lambda: analysis.ablation(WEIGHTS, VALUES, distance=lambda a, b: None),
+    "p": lambda: analysis.total_variation([3, 4], [0.5, 0.5]),
+    "p number": lambda: analysis.total_variation(0.5, 0.5),
+    "p sum": lambda: analysis.total_variation(P / 2, P),
+    "q": lambda: analysis.total_variation(P, P[0]),
+    "q row": lambda: analysis.total_variation(P, P[:1]),
+    "q scores": lambda: analysis.total_variation(P, -P),
+    "q text": lambda: analysis.total_variation(P, "abc"),
+}
+
+
+@pytest.mark.parametrize("call", ODD.values(), ids=ODD)
+def test_an_odd_argument_is_named_in_one_line(call, request):
+    with pytest.raises((ValueError, TypeError)) as error:
+        call()
+    name = request.node.callspec.id.split()[0]
+    assert str(error.value).startswith(f"{name}: ")
+    assert "\n" not in str(error.value) and len(str(error.value)) < 250
+
+
+def test_distances_may_be_counts_and_distributions_lists():
+    def changed(a, b):
+        return a.argmax(-1) != b.argmax(-1)
+
+    moved = analysis.permutation_test(WEIGHTS, VALUES, distance=changed).distances
+    assert moved.dtype == np.float64 and set(moved.ravel().tolist()) == {0, 1}
+    assert analysis.total_variation(P.tolist(), P[::-1].tolist()) == pytest.approx([0.3, 0.3])
 
 
 @pytest.mark.parametrize("module", [analysis.checks, analysis.summaries, page, text])

@@ -13,7 +13,7 @@ from attn_engine import cli
 from attn_engine.bench import progress, session
 from attn_engine.bench.cases import CASES, make_inputs
 from attn_engine.bench.compare import comparison_from
-from attn_engine.bench.files import BadInput, write_whole
+from attn_engine.bench.files import BadInput, held, write_whole
 from attn_engine.bench.session import FILE, Session, Settings, extra_memory
 from attn_engine.bench.suites import NOISE, SUITES
 from attn_engine.bench.worker import peak_memory
@@ -99,8 +99,8 @@ def test_an_interrupted_run_leaves_a_valid_file_and_goes_on(team, tmp_path, monk
     monkeypatch.setattr(team, "interrupt_at", at)
     with pytest.raises(KeyboardInterrupt):
         run(ALL, tmp_path)
-    if at != "noise_1024_d64":
-        assert not json.loads((tmp_path / FILE).read_text())["finished"]
+    partial = json.loads((tmp_path / FILE).read_text())
+    assert not partial["finished"] and (partial["runs"] == []) == (at == "noise_1024_d64")
     monkeypatch.setattr(team, "interrupt_at", None)
     result = run(ALL, tmp_path)
     timed = [name for name in team.asked if not name[1].startswith("noise")]
@@ -110,13 +110,40 @@ def test_an_interrupted_run_leaves_a_valid_file_and_goes_on(team, tmp_path, monk
     assert result["memory"] == fresh["memory"]
 
 
+def test_of_two_runs_into_one_folder_the_second_is_refused(team, tmp_path, capsys):
+    with held(tmp_path):
+        assert cli.main(["bench", "--quick", "--output", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == [] and team.asked == []
+
+
+def test_a_run_that_has_nothing_yet_keeps_nobody_from_another(team, tmp_path, monkeypatch):
+    with pytest.raises(BadInput, match="not installed"):
+        run(Settings(("causal",), 4, ("no_such_library:call",), True), tmp_path)
+    assert run(ALL, tmp_path)["finished"]
+
+
+@pytest.mark.parametrize("junk", [3, [3], [{"threads": 4, "comparisons": [{}]}]])
+def test_a_damaged_file_is_not_gone_on_with(team, tmp_path, monkeypatch, capsys, junk):
+    monkeypatch.setattr(team, "interrupt_at", "causal_256_d64")
+    command = ["bench", "--quick", "--suite", "causal", "--output", str(tmp_path)]
+    assert cli.main(command) == 1
+    data = json.loads((tmp_path / FILE).read_text()) | {"runs": junk}
+    (tmp_path / FILE).write_text(json.dumps(data))
+    capsys.readouterr()
+    assert cli.main(command) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "is damaged" in error
+    assert json.loads((tmp_path / FILE).read_text()) == data
+
+
 def test_a_file_is_replaced_whole(tmp_path, monkeypatch):
     path = tmp_path / "file"
     write_whole(path, "old")
     monkeypatch.setattr(os, "replace", lambda *ignored: pytest.fail("interrupted"))
     with pytest.raises(pytest.fail.Exception):
         write_whole(path, "new, half of it")
-    assert path.read_text() == "old"
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
 
 
 # ---- refusals
@@ -155,6 +182,8 @@ def test_a_file_of_another_kind_or_run_is_never_overwritten(team, tmp_path, monk
     ("arguments", "named"),
     [
         (["--suite", "lengths,nonsense"], "nonsense"),
+        (["--suite", "nonsense", "--suite", "lengths"], "nonsense"),
+        (["--threads", "100000"], "expected 1 to 1024"),
         (["--contenders", "torhc"], "torhc"),
         (["--contenders", "no_such_library:call"], "no_such_library:call is not installed"),
         (["--output", "file/below"], "cannot be written"),
@@ -200,11 +229,22 @@ def test_json_is_all_that_is_printed_when_asked_for(team, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out) == json.loads((tmp_path / FILE).read_text())
 
 
-def test_ctrl_c_says_how_to_go_on(team, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(team, "interrupt_at", "causal_512_d64")
+@pytest.mark.parametrize("at", ["causal_512_d64", "noise_256_d64"])
+def test_ctrl_c_says_how_to_go_on(team, tmp_path, monkeypatch, capsys, at):
+    monkeypatch.setattr(team, "interrupt_at", at)
     command = ["bench", "--quick", "--suite", "causal", "--output", str(tmp_path)]
     assert cli.main(command) == 1
     assert f"goes on from {tmp_path / FILE}" in capsys.readouterr().err
+    assert (tmp_path / FILE).exists()
+    monkeypatch.setattr(team, "interrupt_at", None)
+    assert cli.main([*command, "--contenders", "torch"]) == (2 if at == "causal_512_d64" else 0)
+
+
+def test_suites_can_be_given_one_by_one_and_twice(team, tmp_path):
+    command = ["bench", "--quick", "--suite", "causal", "--suite", "masks,causal"]
+    cli.main([*command, "--output", str(tmp_path)])
+    result = json.loads((tmp_path / FILE).read_text())
+    assert result["settings"]["suites"] == ["causal", "masks"]
 
 
 def test_plain_bar_says_how_much_time_is_left(monkeypatch, capsys):

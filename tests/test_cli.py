@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 import attn_engine
-from attn_engine import cli, demo_sweep
+from attn_engine import cli
 from attn_engine.bench import compare
 from attn_engine.bench.compare import Comparison, Result
-from attn_engine.demo import TOKENS, print_sentence, worked_sentence
+from attn_engine.demo import sweep
+from attn_engine.demo.sentence import TOKENS, print_sentence, worked_sentence
 
 
 class Stream(io.StringIO):
@@ -86,6 +87,7 @@ def test_info_says_which_tier_runs(capsys):
         (["demo", "--json", "no/such/directory/file.json"], "no/such/directory"),
         (["demo", "--json", "."], "directory"),
         (["info", "extra"], "extra"),
+        (["bench", "--suite", ","], "--suite"),
     ],
 )
 def test_bad_command_line_is_one_line_and_exit_code_2(arguments, named, capsys):
@@ -103,6 +105,15 @@ def test_version_is_printed(capsys):
         cli.main(["--version"])
     assert ended.value.code == 0
     assert capsys.readouterr().out == f"attn-engine {attn_engine.__version__}\n"
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["bench", "--help"], ["info", "--json"]])
+def test_the_package_runs_as_the_script_does(arguments):
+    def run(module):
+        command = [sys.executable, "-m", module, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+
+    assert run("attn_engine").stdout == run("attn_engine.cli").stdout
 
 
 @pytest.mark.parametrize("module", ["attn_engine.cli", "attn_engine"])
@@ -146,11 +157,11 @@ class NoTeam:
     ],
 )
 def test_demo_fails_when_the_engine_does(result, code, monkeypatch, capsys):
-    case = demo_sweep.Case("n = 128", 1, 8, 8, 128, 128, 64)
+    case = sweep.Case("n = 128", 1, 8, 8, 128, 128, 64)
     results = {"attn_engine": result, "numpy": Result("timed", 2e-3, 1e-7)}
     comparisons = [Comparison(case, results, None)]
     monkeypatch.setattr(compare, "Team", NoTeam)
-    monkeypatch.setattr(demo_sweep, "sweep", lambda team, quick: (comparisons, []))
+    monkeypatch.setattr(sweep, "sweep", lambda team, quick: (comparisons, []))
     assert cli.main(["demo"]) == code
     output = capsys.readouterr()
     assert output.err.count("\n") == code
@@ -160,7 +171,7 @@ def test_demo_fails_when_the_engine_does(result, code, monkeypatch, capsys):
 def test_quick_demo_runs_and_its_json_is_right(tmp_path):
     path = tmp_path / "demo.json"
     command = [sys.executable, "-m", "attn_engine.cli", "demo", "--quick", "--json", str(path)]
-    command += ["--threads", "1"]
+    command += ["--threads", "1", "the 21st of March, 1984"]
     run = subprocess.run(
         command, capture_output=True, text=True, timeout=120, cwd=tmp_path, check=False
     )
@@ -173,7 +184,10 @@ def test_quick_demo_runs_and_its_json_is_right(tmp_path):
     np.testing.assert_allclose(
         result["sentence"]["weights"][2], [0.02, 0.20, 0.05, 0.55, 0.18], atol=0.005
     )
-    assert [c["case"]["n_q"] for c in result["comparisons"]] == list(demo_sweep.QUICK_LENGTHS)
+    (date,) = result["dates"]
+    assert date["iso"] == "1984-03-21" and f"{date['text']} -> 1984-03-21" in run.stdout
+    np.testing.assert_allclose(np.sum(date["weights"], axis=-1), 1, atol=1e-6)
+    assert [c["case"]["n_q"] for c in result["comparisons"]] == list(sweep.QUICK_LENGTHS)
     for comparison in result["comparisons"]:
         for name in ("attn_engine", "numpy"):
             one = comparison["results"][name]
@@ -196,12 +210,12 @@ class SlowTeam(NoTeam):
 
 def test_a_contender_too_slow_for_the_time_left_is_left_out_with_a_line(capsys):
     team = SlowTeam()
-    comparisons, lines = demo_sweep.sweep(team, quick=False)
+    comparisons, lines = sweep.sweep(team, quick=False)
     took_part = [c.case.n_q for c in comparisons if "numpy" in c.results]
     assert took_part == [128, 256, 512]
     assert all("attn_engine" in c.results for c in comparisons)
     assert lines == ["numpy left out from n = 1024: 10.5 s a call"]
-    demo_sweep.print_sweep(team, comparisons, lines)
+    sweep.print_sweep(team, comparisons, lines)
     assert lines[0] in capsys.readouterr().out
 
 
@@ -220,16 +234,16 @@ def test_times_of_a_busy_machine_are_called_so(turns, busy, capsys):
             "attn_engine": Result("timed", n * 1e-6, 1e-7),
             "numpy": Result("timed", min(times), 1e-7, turns=times),
         }
-        case = demo_sweep.Case(f"n = {n}", 1, 8, 8, n, n, 64)
+        case = sweep.Case(f"n = {n}", 1, 8, 8, n, n, 64)
         comparisons.append(Comparison(case, results, None))
-    assert demo_sweep.disturbed(comparisons) == busy
-    demo_sweep.print_sweep(NoTeam(), comparisons, [])
+    assert sweep.disturbed(comparisons) == busy
+    sweep.print_sweep(NoTeam(), comparisons, [])
     assert ("Ratios mean little" in capsys.readouterr().out) == bool(busy)
 
 
 def test_no_progress_bar_without_a_terminal(monkeypatch):
     monkeypatch.setattr(sys, "stderr", Stream(tty=False))
-    with demo_sweep.progress_bar(2) as on_turn:
+    with sweep.progress_bar(2) as on_turn:
         on_turn("n = 128: numpy timed")
     assert sys.stderr.getvalue() == ""
 
@@ -237,7 +251,7 @@ def test_no_progress_bar_without_a_terminal(monkeypatch):
 def test_plain_progress_bar_without_rich(monkeypatch):
     monkeypatch.setitem(sys.modules, "rich.console", None)
     monkeypatch.setattr(sys, "stderr", Stream(tty=True))
-    with demo_sweep.progress_bar(2) as on_turn:
+    with sweep.progress_bar(2) as on_turn:
         on_turn("n = 128: numpy checked")
         assert f"[{'#' * 10}{'.' * 10}] n = 128: numpy checked" in sys.stderr.getvalue()
         on_turn("n = 128: numpy timed")
@@ -249,7 +263,7 @@ def test_rich_progress_bar(monkeypatch):
     pytest.importorskip("rich")
     monkeypatch.setattr(sys, "stderr", Stream(tty=True))
     monkeypatch.setenv("TERM", "xterm")
-    with demo_sweep.progress_bar(2) as on_turn:
+    with sweep.progress_bar(2) as on_turn:
         on_turn("n = 128: numpy checked")
     assert "n = 128: numpy checked" in sys.stderr.getvalue()
 

@@ -27,7 +27,7 @@ LAYERS = [
     *("parameters", "problem_multihead", "multihead_backward", "multihead", "doctor", "__init__"),
 ]
 # Programs on top of the package: they use it, and it knows nothing of them.
-EXTRAS = ["bench", "cli", "demo", "demo_sweep", "interop", "report", "__main__"]
+EXTRAS = ["bench", "cli", "demo", "interop", "report", "__main__"]
 
 # What only its owner may mention, in the C sources.
 OWNERS = {
@@ -79,6 +79,10 @@ def test_imports_run_one_way(module):
     files = [*PACKAGE.glob(f"{module}.py"), *PACKAGE.glob(f"{module}/*.py")]
     assert files
     assert set().union(*map(imports, files)) <= set(LAYERS[: LAYERS.index(module)])
+
+
+def test_the_demo_is_imported_by_the_command_line_alone():
+    assert [p.name for p in PACKAGE.rglob("*.py") if "demo" in imports(p)] == ["cli.py"]
 
 
 def test_the_reference_stands_alone():

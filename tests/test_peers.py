@@ -1,6 +1,8 @@
 """The referee of the benchmarks: who is wrong is never timed, who is missing is named."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 
 from attn_engine import get_isa, get_num_threads, reference
+from attn_engine.bench import compare
 from attn_engine.bench.cases import CASES, Case, Unsupported, dense_mask, make_inputs
 from attn_engine.bench.check import TOLERANCE, largest_error
 from attn_engine.bench.compare import Comparison, Limit, Process, Result, Team
@@ -95,6 +98,12 @@ def test_a_missing_library_is_reported_and_the_others_go_on(library):
     assert statuses == ["missing", "missing", "timed"]
 
 
+def test_a_machine_that_cannot_be_measured_is_one_line(monkeypatch):
+    monkeypatch.setattr(compare, "METERS", ("numpy",))
+    with Team(["numpy"], 1) as team, pytest.raises(RuntimeError, match="numpy: .*negative"):
+        team.read_limit(-8)
+
+
 def test_a_worker_refuses_to_time_what_it_has_not_found_right():
     worker = Worker("numpy", CONTENDERS["numpy"], 1)
     with pytest.raises(RuntimeError):
@@ -161,7 +170,9 @@ def test_ratio_and_share_are_what_they_say():
 
 
 @pytest.mark.parametrize(
-    "case", [small(c) for c in CASES if not (c.score or c.layer)], ids=lambda c: c.name
+    "case",
+    [small(c) for c in CASES if not (c.score or c.layer or c.backward)],
+    ids=lambda c: c.name,
 )
 def test_dense_mask_and_flops_agree_with_the_reference(case):
     inputs = make_inputs(case)
@@ -212,6 +223,27 @@ def test_work_of_a_layer():
     layer = next(case for case in CASES if case.layer)
     attention = replace(layer, layer=False)
     assert layer.flops == attention.flops + 4 * 2 * (8 * 128) * 768 * 768
+
+
+def test_work_of_a_backward_pass():
+    """Five products instead of two, of what is visible; every array and its gradient."""
+    for case in (c for c in CASES if c.backward):
+        forward = replace(case, backward=False)
+        assert (case.flops, case.bytes) == (2.5 * forward.flops, 2 * forward.bytes)
+
+
+def test_wrong_gradients_are_seen_wherever_they_are():
+    case = small(next(case for case in CASES if case.backward and case.is_causal))
+    inputs = make_inputs(case)
+    right = CONTENDERS["attn_engine"].prepare(case, inputs, 1)()
+    assert largest_error(case, inputs, right) < TOLERANCE["float32"]
+    for place in ((0, 0, 5), (0, -1, -1), (0, 0, 17)):
+        for part in range(3):
+            wrong = [gradient.copy() for gradient in right]
+            wrong[part][place] *= 1.01
+            assert largest_error(case, inputs, wrong) > TOLERANCE["float32"]
+    with pytest.raises(ValueError, match="shape"):
+        largest_error(case, inputs, [gradient[:, :, 1:] for gradient in right])
 
 
 def test_the_compiled_formula_is_right():
@@ -277,8 +309,30 @@ def test_peers_command_lists_and_refuses():
     listed = run("--list", "--only", "causal*")
     assert listed.returncode == 0
     assert len(listed.stdout.splitlines()) == 3
-    for bad in (["--only", "nothing"], ["--threads", "0"], ["--seconds", "-1"]):
-        assert run(*bad).returncode == 2
+    for bad in (
+        *(["--only", "nothing"], ["--threads", "0"], ["--seconds", "-1"], ["--seconds", "nan"]),
+        *(["--contenders", "torhc"], ["--json", "no/such/folder/file.json"]),
+    ):
+        refused = run(*bad)
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert refused.stderr.count("\n") == 1 and "peers.py" in refused.stderr
+
+
+@pytest.mark.skipif(os.name != "posix", reason="sends a POSIX signal")
+def test_peers_command_keeps_what_is_done_when_it_is_interrupted(tmp_path):
+    path = tmp_path / "peers.json"
+    command = [sys.executable, PEERS, "--contenders", "attn_engine", "--threads", "1"]
+    command += ["--only", "tiny*,causal_4k*", "--seconds", "30", "--json", path]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        while not process.stdout.readline().startswith("case"):
+            pass
+        process.send_signal(signal.SIGINT)
+        _, message = process.communicate(timeout=120)
+    assert (process.returncode, message.count("\n")) == (1, 1)
+    result = json.loads(path.read_text())
+    assert result["comparisons"] == [] and not result["finished"]
 
 
 def test_benchmark_suites_say_what_they_cost(tmp_path):

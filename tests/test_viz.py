@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import attn_engine
-from attn_engine.demo import TOKENS, worked_sentence
+from attn_engine.demo.sentence import TOKENS, worked_sentence
 from attn_engine.viz import heatmap, to_html, to_text
 from attn_engine.viz.labels import clusters, columns, cut, shown
 from attn_engine.viz.text import ASCII, BLOCKS
@@ -83,6 +83,51 @@ def test_other_kinds_are_refused(picture, weights, tokens, message):
 def test_a_head_that_is_not_there_is_refused(picture):
     with pytest.raises(ValueError, match="head: 3 but weights have n_heads 3"):
         picture(random_weights(3, 5, 5), TOKENS, head=3)
+
+
+ODD = {
+    "head": lambda: to_text(random_weights(3, 5, 5), TOKENS, head=1.5),
+    "head bool": lambda: to_text(random_weights(3, 5, 5), TOKENS, head=True),
+    "query_tokens": lambda: to_text(SENTENCE, None),
+    "query_tokens set": lambda: to_text(SENTENCE, set(TOKENS)),  # in no order
+    "query_tokens number": lambda: to_text(SENTENCE, 5),
+    "key_tokens": lambda: to_text(SENTENCE, TOKENS, 5),
+    "width": lambda: to_text(SENTENCE, TOKENS, width="x"),
+    "width 0": lambda: to_text(SENTENCE, TOKENS, width=0),
+    "color": lambda: to_text(SENTENCE, TOKENS, color="red"),
+    "stream": lambda: to_text(SENTENCE, TOKENS, stream="out.txt"),
+    "tokens": lambda: to_html(SENTENCE, None),
+    "title": lambda: to_html(SENTENCE, TOKENS, title=None),
+    "weights": lambda: to_html(None, TOKENS),
+    "weights text": lambda: to_text("abc", TOKENS),
+}
+ODD_OF_HEATMAPS = {
+    "ax": lambda: heatmap(SENTENCE, TOKENS, ax="left"),
+    "ax array": lambda: heatmap(SENTENCE, TOKENS, ax=np.array([None, None])),
+    "cmap": lambda: heatmap(SENTENCE, TOKENS, cmap="nonsense"),
+    "cmap None": lambda: heatmap(SENTENCE, TOKENS, cmap=None),
+    "head": lambda: heatmap(random_weights(3, 5, 5), TOKENS, head=1.5),
+    "query_tokens": lambda: heatmap(SENTENCE, None),
+}
+
+
+def assert_is_named(call, request):
+    with pytest.raises((ValueError, TypeError)) as error:
+        call()
+    assert str(error.value).startswith(f"{request.node.callspec.id.split()[0]}: ")
+    assert "\n" not in str(error.value) and len(str(error.value)) < 200
+
+
+@pytest.mark.parametrize("call", ODD.values(), ids=ODD)
+def test_an_odd_argument_is_named_in_one_line(call, request):
+    assert_is_named(call, request)
+
+
+@needs_matplotlib
+@pytest.mark.parametrize("call", ODD_OF_HEATMAPS.values(), ids=ODD_OF_HEATMAPS)
+def test_an_odd_argument_of_a_heatmap_is_named(call, request):
+    assert_is_named(call, request)
+    assert sys.modules["matplotlib.pyplot"].get_fignums() == []  # nothing was begun
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])

@@ -18,7 +18,7 @@ import pytest
 from test_viz import MIXED, random_weights
 
 import attn_engine
-from attn_engine.demo import TOKENS, worked_sentence
+from attn_engine.demo.sentence import TOKENS, worked_sentence
 from attn_engine.viz import to_html
 from attn_engine.viz.labels import shown
 

@@ -1,18 +1,8 @@
-"""``python -m attn_engine [--json]``: what was built, found and chosen."""
+"""``python -m attn_engine``: the attn-engine command; without one, what ``attn-engine info`` says."""
 
-import argparse
-import json
+import sys
 
-from . import config, show_config
+from .cli import main
 
-parser = argparse.ArgumentParser(prog="python -m attn_engine", description=show_config.__doc__)
-parser.add_argument("--json", action="store_true", help="print it as JSON")
-options = parser.parse_args()
-try:
-    config.check_environment()
-except ValueError as error:
-    parser.exit(2, f"{parser.prog}: error: {error}\n")
-if options.json:
-    print(json.dumps(show_config("dicts"), indent=2))
-else:
-    show_config()
+arguments = sys.argv[1:]
+sys.exit(main(["info", *arguments] if arguments in ([], ["--json"]) else arguments))

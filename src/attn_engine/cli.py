@@ -56,12 +56,20 @@ def make_parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(metavar="command", required=True)
     info = commands.add_parser("info", help="what was built, detected and chosen")
+    info.add_argument("--json", action="store_true", help="print it as JSON")
     info.set_defaults(run=run_info)
     demo = commands.add_parser(
         "demo",
-        help="attention on a sentence step by step, then its speed; under a minute",
-        description="Attention on a sentence step by step; then its speed beside NumPy's formula "
+        help="attention on a sentence and on dates, then its speed; under a minute",
+        description="Attention on a sentence step by step; dates translated by a recurrent network "
+        "with attention, and where it looked; then the speed of attention beside NumPy's formula "
         "and torch, onnxruntime and OpenVINO where they are installed.",
+    )
+    demo.add_argument(
+        "dates",
+        nargs="*",
+        metavar="DATE",
+        help="in English: '3 May 98', '5/3/98' (month first), '3.5.98' (day first), ...",
     )
     demo.add_argument(
         "--json", type=writable_file, metavar="FILE", help="write the results there too"
@@ -98,7 +106,12 @@ def add_bench(commands) -> None:
         f"the same command is given again. Suites: {', '.join(SUITES)}.",
     )
     bench.add_argument(
-        "--suite", type=names, default=(), metavar="NAME,...", help="default: all of them"
+        "--suite",
+        type=names,
+        action="extend",
+        default=[],
+        metavar="NAME,...",
+        help="default: all of them",
     )
     bench.add_argument(
         "--threads", type=positive, metavar="N", help="default: what the library takes"
@@ -106,7 +119,8 @@ def add_bench(commands) -> None:
     bench.add_argument(
         "--contenders",
         type=names,
-        default=(),
+        action="extend",
+        default=[],
         metavar="NAME,...",
         help="beside attn_engine; module:function is one of your own; default: all installed",
     )
@@ -143,7 +157,10 @@ def add_diagnose(commands: Any) -> None:
 
 def run_info(options: argparse.Namespace) -> int:
     """``attn-engine info``."""
-    show_config()
+    if options.json:
+        print(json.dumps(show_config("dicts"), indent=2))
+    else:
+        show_config()
     return 0
 
 
@@ -151,11 +168,17 @@ def run_demo(options: argparse.Namespace) -> int:
     """``attn-engine demo``."""
     from .bench.compare import Team, report
     from .bench.contenders import CONTENDERS, ENGINE
-    from .demo import print_sentence, worked_sentence
-    from .demo_sweep import print_sweep, sweep
+    from .demo import dates
+    from .demo.sentence import print_sentence, worked_sentence
+    from .demo.sweep import print_sweep, sweep
 
+    try:
+        readings = dates.read(options.dates or dates.EXAMPLES)
+    except dates.NotADate as error:
+        return fail(str(error), 2)
     steps = worked_sentence()
     print_sentence(steps)
+    dates.print_readings(readings)
     sys.stdout.flush()
     names = [name for name, contender in CONTENDERS.items() if contender.attention]
     with Team(names, options.threads or get_num_threads()) as team:
@@ -164,6 +187,7 @@ def run_demo(options: argparse.Namespace) -> int:
         if options.json:
             command = shlex.join(["attn-engine", *sys.argv[1:]])
             result = report(team, comparisons, command) | {"left_out": left_out, "sentence": steps}
+            result["dates"] = [reading._asdict() for reading in readings]
             text = json.dumps(result, indent=1, default=np.ndarray.tolist)
             options.json.write_text(text + "\n", encoding="utf-8")
             print(f"results written to {options.json}")
@@ -184,7 +208,8 @@ def run_bench(options: argparse.Namespace) -> int:
     from .report.write import write_reports
 
     threads = options.threads or get_num_threads()
-    settings = Settings(options.suite or tuple(SUITES), threads, options.contenders, options.quick)
+    suites, contenders = tuple(dict.fromkeys(options.suite)), tuple(options.contenders)
+    settings = Settings(suites or tuple(SUITES), threads, contenders, options.quick)
     session = Session(settings, options.output, shlex.join(["attn-engine", *sys.argv[1:]]))
     terminal = sys.stderr.isatty()
     if terminal and find_spec("rich") is None:
@@ -257,9 +282,12 @@ def fail(message: str, code: int = 1) -> int:
     return code
 
 
-def names(text: str) -> tuple[str, ...]:
+def names(text: str) -> list[str]:
     """An argument that is a list with commas."""
-    return tuple(name.strip() for name in text.split(",") if name.strip())
+    found = [name.strip() for name in text.split(",") if name.strip()]
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text!r} names nothing")
+    return found
 
 
 def positive(text: str) -> int:

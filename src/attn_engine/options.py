@@ -44,7 +44,7 @@ def check_count(name: str, value: Any) -> int:
 def check_flag(name: str, value: Any) -> bool:
     """A boolean argument; 0 and 1 are more often a slip of position."""
     if not isinstance(value, (bool, np.bool_)):
-        raise TypeError(f"{name}: got {_shown(value)}, expected True or False")
+        raise TypeError(f"{name}: got {shown_value(value)}, expected True or False")
     return bool(value)
 
 
@@ -55,10 +55,10 @@ def check_integer(name: str, value: Any, expected: str) -> int:
             return operator.index(value)
         except TypeError:
             pass
-    raise TypeError(f"{name}: got {_shown(value)}, expected {expected}")
+    raise TypeError(f"{name}: got {shown_value(value)}, expected {expected}")
 
 
-def _shown(value: Any) -> str:
+def shown_value(value: Any) -> str:
     """What was got, short enough for a message."""
     text = repr(value)
     return text if len(text) < 50 else f"an object of type {type(value).__name__}"
@@ -67,7 +67,7 @@ def _shown(value: Any) -> str:
 def check_layout(layout: Any) -> bool:
     """Whether heads come after the sequence axis."""
     if not isinstance(layout, str):
-        raise TypeError(f'layout: got {_shown(layout)}, expected "bhsd" or "bshd"')
+        raise TypeError(f'layout: got {shown_value(layout)}, expected "bhsd" or "bshd"')
     if layout not in ("bhsd", "bshd"):
         raise ValueError(
             f'layout: got {layout!r}, expected "bhsd" for (batch, heads, n, d) or "bshd" for '
@@ -76,10 +76,10 @@ def check_layout(layout: Any) -> bool:
     return layout == "bshd"
 
 
-def _check_real(name: str, value: Any, expected: str) -> float:
+def check_real(name: str, value: Any, expected: str) -> float:
     """A real number as a float; True is not 1 here."""
     if not isinstance(value, Real) or isinstance(value, bool):
-        raise TypeError(f"{name}: got {_shown(value)}, expected {expected}")
+        raise TypeError(f"{name}: got {shown_value(value)}, expected {expected}")
     try:
         return float(value)
     except OverflowError:  # an integer beyond any float
@@ -88,9 +88,9 @@ def _check_real(name: str, value: Any, expected: str) -> float:
 
 def check_share(name: str, value: Any) -> float:
     """The share of the weights to drop."""
-    share = _check_real(name, value, "a real number, 0.0 to drop nothing")
+    share = check_real(name, value, "a real number, 0.0 to drop nothing")
     if not 0 <= share < 1:
-        raise ValueError(f"{name}: got {_shown(value)}, expected at least 0 and less than 1")
+        raise ValueError(f"{name}: got {shown_value(value)}, expected at least 0 and less than 1")
     return share
 
 
@@ -106,7 +106,7 @@ def check_dropout(dropout_p: Any, dropout_seed: Any) -> tuple[float, int]:
         return share, 0
     seed = check_integer("dropout_seed", dropout_seed, "an integer from 0 to 2**64 - 1, or None")
     if not 0 <= seed < 2**64:
-        raise ValueError(f"dropout_seed: got {_shown(dropout_seed)}, expected 0 to 2**64 - 1")
+        raise ValueError(f"dropout_seed: got {shown_value(dropout_seed)}, expected 0 to 2**64 - 1")
     return share, seed
 
 
@@ -114,20 +114,20 @@ def check_scale(scale: Any, d_qk: int, compute: np.dtype) -> float:
     """The factor of the scores, finite in the compute type."""
     if scale is None:
         return 1.0 / sqrt(d_qk or 1)
-    value = _check_real("scale", scale, "a real number or None for 1/sqrt(d_qk)")
+    value = check_real("scale", scale, "a real number or None for 1/sqrt(d_qk)")
     if not abs(value) <= LARGEST[compute]:
         raise ValueError(
-            f"scale: got {_shown(scale)}, expected a number that is finite in {compute}"
+            f"scale: got {shown_value(scale)}, expected a number that is finite in {compute}"
         )
     return value
 
 
 def check_softcap(softcap: Any, compute: np.dtype) -> float:
     """What no score may exceed, 0 for no limit; neither 0 nor infinite in the kernels' log2 units."""
-    value = _check_real("softcap", softcap, "a real number, 0.0 for none")
+    value = check_real("softcap", softcap, "a real number, 0.0 for none")
     if value != 0 and not np.finfo(compute).tiny <= value <= LARGEST[compute] / 2:
         raise ValueError(
-            f"softcap: got {_shown(softcap)}, expected a positive number that is finite in "
+            f"softcap: got {shown_value(softcap)}, expected a positive number that is finite in "
             f"{compute}, or 0.0 for none"
         )
     return value
@@ -183,7 +183,7 @@ def check_segments(
     advice = "expected (q_ids, kv_ids), for self-attention (ids, ids)"
     # An array of two rows is more often the ids of two batch entries.
     if not isinstance(segment_ids, (tuple, list)):
-        raise TypeError(f"segment_ids: got {_shown(segment_ids)}, {advice}")
+        raise TypeError(f"segment_ids: got {shown_value(segment_ids)}, {advice}")
     if len(segment_ids) != 2:
         raise ValueError(f"segment_ids: got {len(segment_ids)} arrays, {advice}")
     query_ids, key_ids = segment_ids
@@ -276,12 +276,12 @@ def _window(window: Any) -> tuple[int, int]:
         left, right = (None, None) if window is None else window
     except TypeError:
         raise TypeError(
-            f"window: got {_shown(window)}, expected (left, right), "
+            f"window: got {shown_value(window)}, expected (left, right), "
             f"e.g. (127, 0) for a query's own position and the 127 before it"
         ) from None
     except ValueError:
         raise ValueError(
-            f"window: got {_shown(window)}, expected two sides (left, right)"
+            f"window: got {shown_value(window)}, expected two sides (left, right)"
         ) from None
     return _side("left", left), _side("right", right)
 

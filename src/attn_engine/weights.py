@@ -33,12 +33,17 @@ def check_weights(weights: Any) -> np.ndarray:
         )
     if not given.size:
         raise ValueError(f"weights: shape {given.shape} has no entries, expected at least one row")
+    return check_rows("weights", given)
+
+
+def check_rows(name: str, given: np.ndarray) -> np.ndarray:
+    """`given` (..., n) in float64; ValueError unless its rows are probabilities or 0."""
     array = given.astype(np.float64)
     outside = ~((array >= 0) & (array <= 1 + SUM_TOLERANCE_16_BIT))
     if outside.any():
         where = tuple(np.argwhere(outside)[0].tolist())
         raise ValueError(
-            f"weights: the entry at {where} is {array[where]:.4g}, expected 0 to 1; "
+            f"{name}: the entry at {where} is {array[where]:.4g}, expected 0 to 1; "
             f"of scores the weights are attn_engine.softmax(scores)"
         )
     tolerance = SUM_TOLERANCE if native(given.dtype) in (F32, F64) else SUM_TOLERANCE_16_BIT
@@ -47,8 +52,8 @@ def check_weights(weights: Any) -> np.ndarray:
     if wrong.any():
         where = tuple(np.argwhere(wrong)[0].tolist())
         raise ValueError(
-            f"weights: the row at {where} sums to {sums[where]:.4g}, expected 1 (or 0 where no key "
-            f"is seen); divide by weights.sum(-1, keepdims=True), or append what a sink took as a "
+            f"{name}: the row at {where} sums to {sums[where]:.4g}, expected 1 (or 0 where no key "
+            f"is seen); divide by {name}.sum(-1, keepdims=True), or append what a sink took as a "
             f"column, 1 - that sum"
         )
     return array

@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..arrays import as_floats, as_mask
+from ..arrays import as_array, as_floats, as_mask
+from ..options import check_count, check_integer
 from ..shapes import check_broadcast
-from ..weights import check_weights
+from ..weights import check_rows, check_weights
 from .summaries import normalized
 
 # What the output was and what it became, both (..., n_q, d_v), to how far it moved, (..., n_q)
@@ -30,20 +31,27 @@ class Ablations(NamedTuple):
     correlation: np.ndarray
 
 
-def total_variation(p: np.ndarray, q: np.ndarray) -> np.ndarray:
+def total_variation(p: ArrayLike, q: ArrayLike) -> np.ndarray:
     r"""Measure how far two distributions over the last axis are apart, 0 (equal) to 1.
 
     .. math:: \mathrm{TVD}(p, q) = \frac{1}{2} \sum_c |p_c - q_c|
 
     Parameters
     ----------
-    p, q : ndarray, shape (..., n_classes)
-        Predictions, say.
+    p, q : array_like, shape (..., n_classes)
+        Predictions, say: rows sum to 1, or are 0. Both have the same shape, nothing is broadcast.
 
     Returns
     -------
     ndarray, shape (...)
         Also the largest difference in the probability of any set of classes.
+
+    Raises
+    ------
+    ValueError
+        A row does not sum to 1, or the shapes differ.
+    TypeError
+        An argument is not made of floating-point numbers.
 
     References
     ----------
@@ -51,12 +59,21 @@ def total_variation(p: np.ndarray, q: np.ndarray) -> np.ndarray:
 
     Examples
     --------
-    >>> import numpy as np
     >>> from attn_engine.analysis import total_variation
-    >>> total_variation(np.array([1.0, 0.0]), np.array([0.5, 0.5])).item()
+    >>> total_variation([1.0, 0.0], [0.5, 0.5]).item()
     0.5
     """
-    return np.abs(p - q).sum(-1) / 2
+    first, second = as_floats("p", p), as_floats("q", q)
+    if not first.ndim:
+        raise ValueError(
+            "p: a single number, expected at least one axis, (n_classes,); use [p, 1 - p]"
+        )
+    if first.shape != second.shape:
+        raise ValueError(
+            f"q: shape {second.shape} but p has {first.shape}; pass arrays of one shape, e.g. "
+            f"np.broadcast_to(q, p.shape) where one distribution is meant for all"
+        )
+    return np.abs(check_rows("p", first) - check_rows("q", second)).sum(-1) / 2
 
 
 def permutation_test(
@@ -87,7 +104,7 @@ def permutation_test(
     n_permutations : int
         How often to shuffle, at least 1.
     seed : int
-        Of the generator; the same seed gives the same permutations.
+        Of the generator, at least 0; the same seed gives the same permutations.
     distance : callable, optional
         Takes the output and what became of it, both (..., n_q, d_v), and returns how far apart they
         are, (..., n_q). By default the Euclidean distance. The rest of a network goes in here:
@@ -103,7 +120,8 @@ def permutation_test(
     Raises
     ------
     ValueError
-        A row does not sum to 1, shapes do not match, or a key that `mask` hides has weight.
+        A row does not sum to 1, shapes do not match (that of what `distance` returns included), or
+        a key that `mask` hides has weight.
     TypeError
         An argument is of a wrong kind.
 
@@ -122,20 +140,21 @@ def permutation_test(
     0.8
     """
     array, values, visible = _checked(weights, values, mask)
-    if n_permutations < 1:
-        raise ValueError(f"n_permutations: {n_permutations}, expected at least 1")
-    distance = _euclidean if distance is None else distance
+    times = check_count("n_permutations", n_permutations)
+    seed = check_integer("seed", seed, "a whole number")
+    if seed < 0:
+        raise ValueError(f"seed: {seed}, expected at least 0")
     generator = np.random.default_rng(seed)
-    output = array @ values
+    output = _outputs(array, values)
     # Sorting random keys shuffles; hidden ones stay behind the visible in both orders.
     last = np.where(visible, 0.0, 2.0)
     targets = np.argsort(last, axis=-1, kind="stable")
     distances = []
-    for _ in range(n_permutations):
+    for _ in range(times):
         sources = np.argsort(generator.random(array.shape) + last, axis=-1)
         shuffled = np.empty_like(array)
         np.put_along_axis(shuffled, targets, np.take_along_axis(array, sources, -1), -1)
-        distances.append(distance(output, shuffled @ values))
+        distances.append(_moved(distance, output, _outputs(shuffled, values)))
     moved = np.stack(distances)
     return Permutations(moved, np.median(moved, axis=0))
 
@@ -195,13 +214,12 @@ def ablation(
     array([[1.35, 0.39, 0.9 ]])
     """
     array, values, visible = _checked(weights, values, mask)
-    distance = _euclidean if distance is None else distance
-    output = array @ values
+    output = _outputs(array, values)
     distances = np.zeros_like(array)
     for j in range(array.shape[-1]):
         others = array.copy()
         others[..., j] = 0
-        distances[..., j] = distance(output, normalized(others) @ values)
+        distances[..., j] = _moved(distance, output, _outputs(normalized(others), values))
     distances[~visible] = 0
     correlation = np.empty(array.shape[:-1])
     noise = ROUNDING * np.abs(values).max(initial=0)
@@ -239,9 +257,32 @@ def _checked(weights: Any, values: Any, mask: Any) -> tuple[np.ndarray, np.ndarr
     return array, np.where(unseen[..., None], 0, values), visible  # 0 x NaN would reach the output
 
 
-def _euclidean(output: np.ndarray, changed: np.ndarray) -> np.ndarray:
-    """The distance of what comes out and what came out before."""
-    return np.linalg.norm(changed - output, axis=-1)
+def _outputs(weights: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Weighted values; infinity in them spreads without a warning."""
+    with np.errstate(invalid="ignore"):
+        return weights @ values
+
+
+def _moved(distance: Distance | None, output: np.ndarray, changed: np.ndarray) -> np.ndarray:
+    """How far each query's output moved, in float64; by default the Euclidean distance."""
+    if distance is None:
+        with np.errstate(invalid="ignore"):
+            return np.linalg.norm(changed - output, axis=-1)
+    if not callable(distance):
+        raise TypeError(
+            f"distance: got an object of type {type(distance).__name__}, expected a function of the "
+            f"output and what became of it"
+        )
+    moved = as_array("distance", distance(output, changed))
+    if moved.dtype.kind in "biu":  # of predictions that changed, say
+        moved = moved.astype(np.float64)
+    moved = as_floats("distance", moved)
+    if moved.shape != output.shape[:-1]:
+        raise ValueError(
+            f"distance: returned shape {moved.shape}, expected {output.shape[:-1]}, a number for each "
+            f"query; take the distance over the last axis alone"
+        )
+    return moved.astype(np.float64)
 
 
 def _kendall(a: np.ndarray, b: np.ndarray, noise: float) -> float:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ..options import check_integer, check_real
 from ..weights import check_weights
 
 
@@ -74,6 +75,8 @@ def top_k(weights: ArrayLike, k: int) -> TopKeys:
     ------
     ValueError
         A row does not sum to 1, or `k` is out of range.
+    TypeError
+        `k` is no whole number.
 
     Examples
     --------
@@ -84,6 +87,7 @@ def top_k(weights: ArrayLike, k: int) -> TopKeys:
            [1. , 0. ]]))
     """
     array = check_weights(weights)
+    k = check_integer("k", k, "a whole number of keys")
     if not 1 <= k <= array.shape[-1]:
         raise ValueError(f"k: {k}, expected 1 to n_kv {array.shape[-1]} (weights {array.shape})")
     indices = np.argsort(-array, axis=-1, kind="stable")[..., :k]
@@ -149,6 +153,8 @@ def rollout(weights: ArrayLike, *, residual: float = 0.5) -> np.ndarray:
     ------
     ValueError
         A row does not sum to 1, a shape is wrong, or `residual` is out of range.
+    TypeError
+        `residual` is no number.
 
     Notes
     -----
@@ -178,6 +184,7 @@ def rollout(weights: ArrayLike, *, residual: float = 0.5) -> np.ndarray:
             f"weights: n_kv is {array.shape[-1]} but n_q {array.shape[-2]} "
             f"(weights {array.shape}); rollout is for self-attention"
         )
+    residual = check_real("residual", residual, "a number from 0 to 1")
     if not 0 <= residual <= 1:
         raise ValueError(f"residual: {residual}, expected 0 to 1")
     itself = np.eye(array.shape[-1])

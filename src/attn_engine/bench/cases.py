@@ -13,7 +13,8 @@ class Case:
     """One problem: query (batch, n_heads, n_q, d), key and value (batch, n_kv_heads, n_kv, d).
 
     At most one of the hiding fields is used, `window_left` together with `is_causal`. With `score`
-    or `layer` nothing is hidden and there is no axis of heads.
+    or `layer` nothing is hidden and there is no axis of heads; with `backward` nothing but
+    `is_causal` hides, and each head has its own keys.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Case:
     score: str | None = None  # of recurrent networks: "additive", "concat", "general" or "dot"
     prepared: bool = False  # what can be done with additive keys alone has been done
     layer: bool = False  # self-attention with its projections, of (batch, n, n_heads * d)
+    backward: bool = False  # gradients of query, key and value, after a forward pass not timed
 
     @property
     def is_decode(self) -> bool:
@@ -40,7 +42,10 @@ class Case:
 
     @property
     def flops(self) -> int:
-        """Operations of both products, without what shape alone hides (a bool mask saves nothing)."""
+        """Operations of both products, without what shape alone hides (a bool mask saves nothing).
+
+        A backward pass has five: the scores again, and gradients of weights, query, key and value.
+        """
         if self.key_lengths is not None:
             pairs = self.n_q * sum(self.key_lengths)
         elif self.is_causal:
@@ -52,7 +57,8 @@ class Case:
         projections = 2 * self.batch * projected * self.d**2
         if self.layer:
             projections = 8 * self.batch * self.n_q * (self.n_heads * self.d) ** 2
-        return 4 * self.n_heads * pairs * self.d + projections
+        products = 5 if self.backward else 2
+        return 2 * products * self.n_heads * pairs * self.d + projections
 
     @property
     def tanhs(self) -> int:
@@ -68,9 +74,10 @@ class Case:
 
     @property
     def bytes(self) -> int:
-        """Bytes that must move at least: query, key, value and output once."""
+        """Bytes that must move at least: query, key, value and output once, and their gradients."""
         items = 2 * self.batch * self.n_heads * self.n_q * self.d
-        return self.kv_bytes + items * ITEM_BYTES[self.dtype]
+        forward = self.kv_bytes + items * ITEM_BYTES[self.dtype]
+        return 2 * forward if self.backward else forward
 
 
 def multihead(name: str, batch: int, n: int, n_heads: int, d: int, **more) -> Case:
@@ -111,6 +118,8 @@ CASES = (
     Case("decode_4k_gqa4_bf16", 1, 32, 8, 1, 4096, 128, dtype="bfloat16"),
     Case("prefill_1k_d64_f64", 1, 8, 8, 1024, 1024, 64, dtype="float64"),
     Case("weights_512_d64", 1, 12, 12, 512, 512, 64, weights=True),
+    Case("backward_1k_d64", 1, 8, 8, 1024, 1024, 64, backward=True),
+    Case("backward_causal_1k_d64", 1, 8, 8, 1024, 1024, 64, is_causal=True, backward=True),
     multihead("mha_8x128x768", 8, 128, 12, 64),
     multihead("mha_weights_8x128x768", 8, 128, 12, 64, weights=True),
     # batch, T_dec, T_enc and d_attn = d_s = d_h; query and keys of additive cases are projected
@@ -137,11 +146,10 @@ class Inputs(NamedTuple):
     value: np.ndarray
     attn_mask: np.ndarray | None = None
     key_lengths: np.ndarray | None = None
-    matrix: np.ndarray | None = (
-        None  # W (d_s, d_h) of "general", W_c (d_attn, d_s + d_h) of "concat"
-    )
+    matrix: np.ndarray | None = None  # W (d_s, d_h), or W_c (d_attn, d_s + d_h) of "concat"
     vector: np.ndarray | None = None  # v (d_attn,)
     parameters: dict[str, np.ndarray] | None = None  # of a layer, under torch's names
+    grad_output: np.ndarray | None = None  # of a backward pass
 
 
 def make_inputs(case: Case) -> Inputs:
@@ -178,6 +186,8 @@ def make_inputs(case: Case) -> Inputs:
             matrix=normal(case.d, columns) * shrink if columns else None,
             vector=normal(case.d) * shrink if case.tanhs else None,
         )
+    if case.backward:
+        return Inputs(query, key, value, grad_output=normal(*query.shape))
     mask_shape = (1, 1, case.n_q, case.n_kv)
     attn_mask = None
     if case.mask == "float":

@@ -1,8 +1,8 @@
-"""Is a contender's answer right?  float64 answers for a few rows, computed by the reference alone."""
+"""Is a contender's answer right?  float64 answers for a few rows or heads, by the reference alone."""
 
 import numpy as np
 
-from .. import reference, reference_multihead
+from .. import reference, reference_backward, reference_multihead
 from .. import reference_classic as classic
 from .cases import Case, Inputs
 
@@ -14,22 +14,24 @@ SAMPLED = 12
 def largest_error(case: Case, inputs: Inputs, result) -> float:
     """Largest error of the sampled rows over the largest right value; NaN where a row holds NaN.
 
-    `result` is the output, or (output, weights) where the case asks for weights; arrays of NumPy
-    or torch. Raises ValueError where a shape is wrong.
+    `result` is the output, or (output, weights) where the case asks for weights, or the gradients
+    of query, key and value, of which whole heads are compared; arrays of NumPy or torch. Raises
+    ValueError where a shape is wrong.
     """
-    rows_shape = inputs.query.shape[:-1]
-    d = inputs.query.shape[-1]
-    shapes = [(*rows_shape, n) for n in ((d, case.n_kv) if case.weights else (d,))]
-    parts = result if case.weights else [result]
-    rows = sampled_rows(case)
+    shapes = [x.shape for x in inputs[: 3 if case.backward else 1]]
+    if case.weights:
+        shapes.append((*inputs.query.shape[:-1], case.n_kv))
+    parts = result if len(shapes) > 1 else [result]
+    places = end_heads(case) if case.backward else sampled_rows(case)
     answer = classic_row if case.score else layer_row if case.layer else reference_row
-    wanted = [answer(case, inputs, *row) for row in rows]
+    answer = head_gradients if case.backward else answer
+    wanted = [answer(case, inputs, *place) for place in places]
     errors = []
     for index, (part, shape) in enumerate(zip(parts, shapes, strict=True)):
         if tuple(part.shape) != shape:
             raise ValueError(f"result has shape {tuple(part.shape)}, expected {shape}")
-        got = np.array([_as_float64(part[tuple(row)]) for row in rows])
-        want = np.array([row[index] for row in wanted])
+        got = np.array([_as_float64(part[tuple(place)]) for place in places])
+        want = np.array([right[index] for right in wanted])
         errors.append(np.abs(got - want).max() / np.abs(want).max())
     return float(np.max(errors))
 
@@ -40,6 +42,18 @@ def sampled_rows(case: Case) -> np.ndarray:
     shape = (case.batch, *heads, case.n_q)
     between = np.random.default_rng(1).integers(0, shape, (SAMPLED, len(shape)))
     return np.vstack([np.zeros_like(shape), np.array(shape) - 1, between])
+
+
+def end_heads(case: Case) -> np.ndarray:
+    """(batch, head): the first and the last."""
+    return np.array([[0, 0], [case.batch - 1, case.n_heads - 1]])
+
+
+def head_gradients(case: Case, inputs: Inputs, b: int, h: int):
+    """Gradients of query, key and value of one head."""
+    head = (x[b, h] for x in (inputs.grad_output, *inputs[:3]))
+    gradients = reference_backward.scaled_dot_product_attention_backward
+    return gradients(*head, is_causal=case.is_causal)[:3]
 
 
 def reference_row(case: Case, inputs: Inputs, b: int, h: int, i: int):

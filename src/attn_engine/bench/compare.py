@@ -223,7 +223,11 @@ class Team:
         """The best of the meters, each of which has its own code for it."""
         self._start(name for name in METERS if name not in self._processes)
         meters = [name for name in METERS if name in self.versions]
-        rates = {name: self._processes[name].ask(request, **more)["rate"] for name in meters}
+        answers = {name: self._processes[name].ask(request, **more) for name in meters}
+        rates = {name: answer["rate"] for name, answer in answers.items() if "rate" in answer}
+        if not rates:
+            why = "; ".join(f"{name}: {answer['note']}" for name, answer in answers.items())
+            raise RuntimeError(f"the machine's own rates cannot be measured ({why})")
         meter = max(rates, key=rates.get)
         return Limit(rates[meter], meter)
 

@@ -3,19 +3,22 @@
 A contender is a function of (case, inputs, threads) that does all one-time work and returns a call
 without arguments: what is timed. The call returns the output (batch, n_heads, n_q, d), or
 (output, weights) where the case asks for weights, as arrays of NumPy or torch. Cases of recurrent
-networks and whole layers have functions of their own, in formulas.py and layers.py.
+networks, whole layers and backward passes have functions of their own, in formulas.py, layers.py and
+gradients.py.
 """
 
 import importlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
-from . import formulas, layers
+from . import formulas, gradients, layers
 from .cases import Case, Inputs, Unsupported, dense_mask
+from .files import BadInput
 
+Prepare = Callable[[Case, Inputs, int], Callable]
 ENGINE = "attn_engine"
 SCORE_BYTES = 1 << 30  # the largest array of scores that NumPy's formula may build
 
@@ -164,16 +167,22 @@ class Contender:
     """A library: what it needs installed (the first module has its version) and its set-ups."""
 
     modules: tuple[str, ...]
-    attention: Callable[[Case, Inputs, int], Callable] | None
-    classic: Callable[[Case, Inputs, int], Callable] | None
-    layer: Callable[[Case, Inputs, int], Callable] | None
+    attention: Prepare | None = None
+    classic: Prepare | None = None
+    layer: Prepare | None = None
+    backward: Prepare | None = None
 
     def prepare(self, case: Case, inputs: Inputs, threads: int) -> Callable:
         """The call to time."""
-        prepare = self.classic if case.score else self.layer if case.layer else self.attention
+        prepare, lack = self.attention, "attention"
+        if case.score:
+            prepare, lack = self.classic, f"{case.score} scores"
+        elif case.layer:
+            prepare, lack = self.layer, "layer"
+        elif case.backward:
+            prepare, lack = self.backward, "backward pass"
         if prepare is None:
-            kind = f"{case.score} scores" if case.score else "layer" if case.layer else "attention"
-            raise Unsupported(f"no {kind}")
+            raise Unsupported(f"no {lack}")
         return prepare(case, inputs, threads)
 
 
@@ -183,15 +192,36 @@ CONTENDERS = {
         prepare_attn_engine,
         formulas.prepare_attn_engine,
         layers.prepare_attn_engine,
+        gradients.prepare_attn_engine,
     ),
-    "torch": Contender(("torch",), prepare_torch, formulas.prepare_torch, layers.prepare_torch),
-    "torch.compile": Contender(("torch",), None, formulas.prepare_compiled, None),
+    "torch": Contender(
+        ("torch",),
+        prepare_torch,
+        formulas.prepare_torch,
+        layers.prepare_torch,
+        gradients.prepare_torch,
+    ),
+    "torch.compile": Contender(("torch",), classic=formulas.prepare_compiled),
     "onnxruntime": Contender(
-        ("onnxruntime", "onnx"), prepare_onnxruntime, formulas.prepare_onnxruntime, None
+        ("onnxruntime", "onnx"), prepare_onnxruntime, formulas.prepare_onnxruntime
     ),
-    "openvino": Contender(("openvino",), prepare_openvino, formulas.prepare_openvino, None),
-    "numpy": Contender(("numpy",), prepare_numpy, formulas.prepare_numpy, layers.prepare_numpy),
+    "openvino": Contender(("openvino",), prepare_openvino, formulas.prepare_openvino),
+    "numpy": Contender(
+        ("numpy",),
+        prepare_numpy,
+        formulas.prepare_numpy,
+        layers.prepare_numpy,
+        gradients.prepare_numpy,
+    ),
 }
+
+
+def check_names(names: Iterable[str]) -> None:
+    """BadInput for a name that is none of the contenders', nor ``module:function``."""
+    for name in names:
+        if name not in CONTENDERS and ":" not in name:
+            known = ", ".join(CONTENDERS)
+            raise BadInput(f"unknown contender {name!r}, expected {known} or module:function")
 
 
 def find_contender(name: str) -> tuple[Contender, str]:
@@ -204,6 +234,6 @@ def find_contender(name: str) -> tuple[Contender, str]:
     else:
         module, _, function = name.partition(":")
         prepare = getattr(importlib.import_module(module), function)
-        contender = Contender((module,), prepare, prepare, prepare)
+        contender = Contender((module,), prepare, prepare, prepare, prepare)
     modules = [importlib.import_module(module) for module in contender.modules]
     return contender, str(getattr(modules[0], "__version__", "unknown"))

@@ -2,8 +2,15 @@
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+try:
+    import fcntl
+except ImportError:  # not POSIX
+    fcntl = None
 
 
 class BadInput(ValueError):
@@ -25,9 +32,12 @@ def read_json(path: Path) -> Any:
 
 def write_whole(path: Path, text: str) -> None:
     """Replace a file: whoever reads it, or stops this process, finds the old text or the new."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        part.write_text(text, encoding="utf-8", errors="backslashreplace")
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def make_folder(path: Path) -> Path:
@@ -37,9 +47,33 @@ def make_folder(path: Path) -> Path:
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
-        probe = path / ".attn_engine.part"
+        probe = path / f".attn_engine.{os.getpid()}.part"
         probe.touch()
         probe.unlink()
     except OSError as error:
         raise BadInput(f"{path} cannot be written: {error.strerror}") from error
     return path
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Keep the folder for this process: of two runs into one file, each would lose the other's.
+
+    Raises BadInput where another process has it. Where the system cannot lock, nothing is held.
+    """
+    if fcntl is None:
+        yield
+        return
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(lock)
+        way_out = "wait for its end or take another --output"
+        raise BadInput(f"{folder} is in use by another run; {way_out}") from error
+    except OSError:
+        pass  # some file systems have no locks
+    try:
+        yield
+    finally:
+        os.close(lock)

@@ -12,10 +12,11 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
+from ..options import check_threads
 from .cases import Case
-from .compare import TWIN, Comparison, Limit, Process, Team, report
-from .contenders import CONTENDERS, ENGINE
-from .files import BadInput, make_folder, read_json, write_whole
+from .compare import TWIN, Comparison, Limit, Process, Team, comparison_from, report
+from .contenders import CONTENDERS, ENGINE, check_names
+from .files import BadInput, held, make_folder, read_json, write_whole
 from .progress import progress_bar
 from .suites import NOISE, SUITES
 
@@ -38,13 +39,15 @@ class Settings:
     quick: bool
 
     def __post_init__(self):
+        """BadInput for names that are not known, and for more threads than a call takes."""
+        try:
+            check_threads("threads", self.threads)
+        except ValueError as error:
+            raise BadInput(str(error)) from None
         for name in self.suites:
             if name not in SUITES:
                 raise BadInput(f"unknown suite {name!r}, expected one of {', '.join(SUITES)}")
-        for name in self.contenders:
-            if name not in CONTENDERS and ":" not in name:
-                known = ", ".join(CONTENDERS)
-                raise BadInput(f"unknown contender {name!r}, expected {known} or module:function")
+        check_names(self.contenders)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -82,15 +85,10 @@ class Session:
         Where the file is, or shall be.
     command : str
         What to type for the same.
-
-    Raises
-    ------
-    BadInput
-        The folder cannot be written, or holds the file of a finished or another run.
     """
 
     def __init__(self, settings: Settings, folder: Path, command: str):
-        self.settings, self.path = settings, make_folder(folder) / FILE
+        self.settings, self.path = settings, folder / FILE
         self.result = {
             "kind": KIND,
             "settings": settings.as_dict(),
@@ -99,20 +97,29 @@ class Session:
             "runs": [],
             "memory": [],
         }
-        if self.path.exists():
-            self.result = self._found()
 
     def _found(self) -> dict:
-        """The unfinished result in the file."""
+        """The unfinished result in the file; that of this session if there is nothing in it."""
         found = read_json(self.path)
         way_out = "take another --output or remove the file"
         if not isinstance(found, dict) or found.get("kind") != KIND:
             raise BadInput(f"{self.path} is not a result of attn-engine bench; {way_out}")
+        if found.get("runs") == []:
+            return self.result
         if found.get("finished"):
             raise BadInput(f"{self.path} holds a finished run; {way_out}")
         if found.get("settings") != self.settings.as_dict():
             command = found.get("command")
             raise BadInput(f"{self.path} holds another run, of {command!r}; {way_out}")
+        try:
+            for run in found["runs"]:
+                Limit(**run["product"])
+                list(map(comparison_from, run["comparisons"]))
+                _ = run["threads"], run["versions"].items()
+            _ = {record["contender"] for record in found["memory"]}
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            what = f"{type(error).__name__}: {error}"
+            raise BadInput(f"{self.path} is damaged ({what}); {way_out}") from error
         return found
 
     def run(self, on_comparison: Callable[[int, Comparison], None]) -> dict:
@@ -120,8 +127,21 @@ class Session:
 
         `on_comparison` is called with the number of threads and each new comparison.
 
-        Raises BadInput where a contender that was named is missing, or another version than before.
+        Raises
+        ------
+        BadInput
+            The folder cannot be written, is in use, or holds the file of a finished or another run.
+            A contender that was named is missing, or another version than before.
         """
+        with held(make_folder(self.path.parent)):
+            if self.path.exists():
+                self.result = self._found()
+            self._save()
+            self._go_on(on_comparison)
+        return self.result
+
+    def _go_on(self, on_comparison: Callable[[int, Comparison], None]) -> None:
+        """`run`, with the folder held and the file there."""
         counts = self.settings.counts
         total = sum(len(self._to_do(n)) for n in counts) + len(counts) + len(self.settings.names)
         with progress_bar(total) as step:
@@ -131,7 +151,6 @@ class Session:
                 self._measure_memory(step)
         self.result["finished"] = True
         self._save()
-        return self.result
 
     def _save(self) -> None:
         """The file, as far as it goes."""

@@ -66,6 +66,13 @@ def additive(quick: bool) -> list[Case]:
     return steps + [classic(f"{score}_16x32x128_d256", 16, 32, 128, 256) for score in scores]
 
 
+def backward(quick: bool) -> list[Case]:
+    """Gradients after a forward pass that is not timed, causal or not: what does training add?"""
+    ns = (256, 1024) if quick else (128, 256, 512, 1024, 2048)
+    whole = [square("backward", n, backward=True) for n in ns]
+    return whole + [square("backward_causal", n, is_causal=True, backward=True) for n in ns]
+
+
 def threads(quick: bool) -> list[Case]:
     """Timed with 1, 2, 4, ... threads: how far from as many times as fast?"""
     n, n_kv = (512, 2048) if quick else (2048, 32768)
@@ -84,6 +91,7 @@ SUITES: dict[str, Callable[[bool], list[Case]]] = {
     "decode": decode,
     "masks": masks,
     "additive": additive,
+    "backward": backward,
     "threads": threads,
     "memory": memory,
 }

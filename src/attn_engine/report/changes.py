@@ -1,6 +1,7 @@
 """Two result files beside each other: ratios, and how sure they are."""
 
 import math
+import statistics
 from dataclasses import dataclass
 
 from ..bench.compare import Comparison
@@ -9,7 +10,7 @@ from .load import Results, Timed
 
 @dataclass(frozen=True)
 class Change:
-    """One contender's case in two files; `ratio` is the first's time over the second's."""
+    """One contender's case in two files; `ratio` is the first's median time over the second's."""
 
     name: str
     threads: int
@@ -37,23 +38,21 @@ def changes(first: Results, second: Results) -> list[Change]:
 
 def _change(timed: Timed, name: str, old: Comparison, floor: float) -> Change:
     """The ratio of medians, from the lowest to the highest that both intervals allow."""
-    before, after = (
-        interval(old.results[name].turns),
-        interval(timed.comparison.results[name].turns),
-    )
-    times = old.seconds[name], timed.comparison.seconds[name]
+    results = old.results[name], timed.comparison.results[name]
+    times = [statistics.median(result.turns or (result.seconds,)) for result in results]
+    ratio = times[0] / times[1]
+    before, after = (interval(result.turns) for result in results)
     if before is None or after is None:
-        ratio, low, high, verdict = times[0] / times[1], None, None, "too few measurements"
+        low, high, verdict = None, None, "too few measurements"
     else:
-        times = before[0], after[0]
-        ratio, low, high = before[0] / after[0], before[1] / after[2], before[2] / after[1]
+        low, high = before[0] / after[1], before[1] / after[0]
         sure = (low > 1 or high < 1) and max(ratio, 1 / ratio) - 1 > floor
         verdict = ("faster" if ratio > 1 else "slower") if sure else "no difference seen"
     return Change(timed.case.name, timed.threads, name, *times, ratio, low, high, verdict)
 
 
-def interval(samples: tuple[float, ...]) -> tuple[float, float, float] | None:
-    """(median, low, high): an interval that holds the true median 19 times of 20.
+def interval(samples: tuple[float, ...]) -> tuple[float, float] | None:
+    """An interval that holds the true median 19 times of 20.
 
     It is made of two of the sorted samples, so it supposes nothing of their distribution; of fewer
     than 6 samples none is that sure.
@@ -63,5 +62,4 @@ def interval(samples: tuple[float, ...]) -> tuple[float, float, float] | None:
         return None
     ordered = sorted(samples)
     rank = max(0, math.floor((n - 1) / 2 - 0.98 * math.sqrt(n)))  # of the binomial distribution
-    median = (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
-    return median, ordered[rank], ordered[n - 1 - rank]
+    return ordered[rank], ordered[n - 1 - rank]

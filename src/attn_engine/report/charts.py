@@ -53,7 +53,7 @@ def throughput(results: Results) -> list[str]:
     for timed in results.main:
         case = timed.case
         if isinstance(case, Case) and case.dtype == "float32" and not case.layer:
-            key = (case.score, case.is_decode, mask_of(case), case.d)
+            key = (case.score, case.backward, case.is_decode, mask_of(case), case.d)
             heads = (case.batch, case.n_q, case.n_heads, case.n_kv_heads)
             if case.is_decode or case.score:
                 key += heads
@@ -76,7 +76,7 @@ def throughput(results: Results) -> list[str]:
 
 
 def roofline(results: Results) -> list[str]:
-    """Rates of all cases below what arithmetic and memory allow."""
+    """Rates of all cases beside those of a matrix product and of reading, measured in the run."""
     comparisons = [
         timed.comparison
         for timed in results.main
@@ -216,7 +216,9 @@ def words(case: Case) -> str:
     if case.is_decode:
         return f"decode, {case.n_kv} keys, d {case.d}"
     mask = mask_of(case)
-    return f"{'' if mask == 'no mask' else mask + ', '}{case.n_kv} tokens, d {case.d}"
+    kind = "backward, " if case.backward else ""
+    kind += "" if mask == "no mask" else f"{mask}, "
+    return f"{kind}{case.n_kv} tokens, d {case.d}"
 
 
 def mask_of(case: Case) -> str:
@@ -253,7 +255,8 @@ def _work_of(case: Case) -> tuple[Callable[[Case], float], str, str]:
         if case.batch > 1:
             title += f", batch {case.batch}"
         return (lambda c: c.kv_bytes), "GB/s of keys and values", title
-    return (lambda c: c.flops), "Gflop/s", f"d = {case.d}, {mask_of(case)}"
+    title = f"d = {case.d}, {mask_of(case)}"
+    return (lambda c: c.flops), "Gflop/s", f"Backward, {title}" if case.backward else title
 
 
 def _series(by_length: dict[int, Comparison], work: Callable[[Case], float]) -> Series:

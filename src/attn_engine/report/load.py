@@ -1,6 +1,5 @@
 """Result files of ``attn-engine bench``, benchmarks/peers.py and pytest-benchmark, in one form."""
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +8,8 @@ from ..bench.compare import Comparison, Limit, Result, comparison_from
 from ..bench.contenders import ENGINE
 from ..bench.files import BadInput, read_json
 from ..bench.session import KIND
+
+LARGEST = 1e18  # of the numbers in a file; their reciprocals are the smallest
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class Results:
     noise: float | None  # largest ratio of attn_engine's time and its own, less 1
     memory: list[dict]
     finished: bool
+    statistic: str  # what the time of a case is
 
     @property
     def main(self) -> list[Timed]:
@@ -71,6 +73,8 @@ def load(path: Path) -> Results:
             return _from_runs(path, data, [data])
         if isinstance(data, dict) and "benchmarks" in data:
             return _from_pytest(path, data)
+    except BadInput:
+        raise
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         what = f"{type(error).__name__}: {error}"
         raise BadInput(f"{path} has the start of a result file, but is none ({what})") from error
@@ -118,6 +122,7 @@ def _from_runs(path: Path, data: dict, runs: list[dict]) -> Results:
         max(apart, default=None),
         list(map(_memory, data.get("memory", ()))),
         bool(data.get("finished", True)),
+        "the best of its turns, each the median of its calls",
     )
 
 
@@ -143,9 +148,8 @@ def _from_pytest(path: Path, data: dict) -> Results:
     date = str(data.get("datetime", "unknown date"))
     command = f"pytest --benchmark-json {path.name}"
     facts = _machine(facts)
-    return Results(
-        path, command, date, facts, versions, {}, threads, timed, None, [], None, [], True
-    )
+    kept = (timed, None, [], None, [], True, "the median of its rounds")
+    return Results(path, command, date, facts, versions, {}, threads, *kept)
 
 
 def _checked(comparison: Comparison) -> Comparison:
@@ -156,6 +160,9 @@ def _checked(comparison: Comparison) -> Comparison:
     _number(case.window_left)
     _number(case.flops, case.bytes, above=True)
     _text(case.name, case.dtype, case.mask or "", case.score or "")
+    flags = (case.is_causal, case.weights, case.prepared, case.layer, case.backward)
+    if not all(isinstance(flag, bool) for flag in flags):
+        raise TypeError(f"{flags} are not all true or false")
     for name, result in comparison.results.items():
         _text(name, result.status, result.note)
         _number(result.error)
@@ -183,12 +190,16 @@ def _memory(record: dict) -> dict:
 
 
 def _number(*values: float | None, above: bool = False) -> None:
-    """ValueError where one is no finite number from 0 on, or `above` it; None may stand for 0."""
+    """ValueError where one is no number from 0 on, or `above` it; None may stand for 0.
+
+    Nor may one be so large or small that products of them are not finite, or 0.
+    """
     for value in values:
         if value is None and not above:
             continue
-        if not isinstance(value, int | float) or not 0 <= value < math.inf or (above and not value):
-            raise ValueError(f"{value!r} is no number {'above 0' if above else 'from 0 on'}")
+        known = isinstance(value, int | float) and 0 <= value <= LARGEST
+        if not known or (above and value < 1 / LARGEST):
+            raise ValueError(f"{value!r:.40} is no number {'above 0' if above else 'from 0 on'}")
 
 
 def _text(*values: str) -> None:

@@ -9,7 +9,7 @@ from ..bench.contenders import ENGINE
 from . import charts
 from .changes import changes
 from .load import Results
-from .tables import Table, digits, short_time
+from .tables import Table, digits, short_time, table_of
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,11 @@ def sections(results: Results, others: Sequence[Results]) -> list[Section]:
     found += [comparison_with(results, other) for other in others]
     found += [
         Section("Throughput against length", charts=charts.throughput(results)),
-        _drawn("What the machine allows", ROOFLINE, charts.roofline(results)),
+        _drawn("Beside the machine's own rates", ROOFLINE, charts.roofline(results)),
         Section("Scaling by threads", charts=charts.scaling(results)),
         _drawn("Memory against length", MEMORY, charts.memory(results), memory(results)),
         _drawn("Error beside speed", ERRORS, charts.errors(results), contenders(results)),
-        Section("All cases", table=all_cases(results)),
+        every_case(results),
         failures(results),
         machine(results),
     ]
@@ -59,10 +59,12 @@ def _drawn(title: str, text: str, drawn: Sequence[str], table: Table | None = No
     return Section(title, [text] if drawn else [], drawn, table)
 
 
+BUSY = 0.1  # the noise floor of a machine that does other things too
 ROOFLINE = (
-    "A case cannot be faster than the arithmetic (the best 2048³ float32 matrix product of this "
-    "run) nor than reading what it needs (measured in this run with buffers of two sizes: data that "
-    "stay in a cache may be above the line of memory)."
+    "The lines were measured in this run, before the cases: the best of several 2048³ float32 matrix "
+    "products, and reading buffers of two sizes over and over. They are what the machine did then, "
+    "not the most that it can do: points may lie above them, on a busy machine, or where data stay "
+    "in a faster cache."
 )
 MEMORY = (
     "What setting up and one call add at their peak, measured in a fresh process for each "
@@ -86,11 +88,15 @@ def first_words(results: Results) -> list[str]:
             f"{facts['ratios']} cases; the best other one takes {facts['mean_ratio']:.2f} times as "
             f"long in the geometric mean, {facts['smallest_ratio']:.2f} times in the worst case."
         )
+    elif facts["cases"]:
+        lines.append(f"{facts['cases']} cases; in none is attn_engine beside another contender.")
     if results.noise is not None:
         lines.append(
             f"Noise floor: attn_engine against itself differed by up to {results.noise:.1%} (A/A "
             "run of three cases); smaller differences say nothing."
         )
+    if (results.noise or 0) > BUSY:
+        lines.append("That is a lot: the machine was busy. Measure again when nothing else runs.")
     where = f"{results.machine.get('cpu', 'unknown CPU')}, {charts.threads(results.threads)}"
     return [*lines, f"{where}, {results.date[:10]}."]
 
@@ -109,9 +115,8 @@ def lost(results: Results) -> Section:
         rows.append([timed.case.name, str(timed.threads), *times, ratio, note])
     heads = ["case", "threads", ENGINE, "best peer", "its time", "ratio", ""]
     if rows:
-        return Section("Cases that we lose", table=Table(heads, rows))
-    text = "None of these." if summary(results)["ratios"] else ""
-    return Section("Cases that we lose", [text])
+        return Section("Cases that we lose", table=table_of(heads, rows))
+    return Section("Cases that we lose", ["None of these."] if summary(results)["ratios"] else [])
 
 
 def contenders(results: Results) -> Table | None:
@@ -132,7 +137,7 @@ def contenders(results: Results) -> Table | None:
         middle = found[len(found) // 2]
         rows.append([name, str(len(found)), speed, f"{middle:.1e}", f"{found[-1]:.1e}"])
     heads = ["contender", "cases", "speed, attn_engine = 1", "median error", "largest error"]
-    return Table(heads, rows) if rows else None
+    return table_of(heads, rows)
 
 
 def memory(results: Results) -> Table | None:
@@ -147,7 +152,20 @@ def memory(results: Results) -> Table | None:
         for name, entries in found.items()
         if any(entries.values())
     ]
-    return Table(["MiB", *(f"{n} tokens" for n in lengths)], rows) if rows else None
+    return table_of(["MiB", *(f"{n} tokens" for n in lengths)], rows)
+
+
+def every_case(results: Results) -> Section:
+    """All times, and what the columns are."""
+    table = all_cases(results)
+    text = [f"The time of a case is {results.statistic}."]
+    if table and "ratio" in table.heads:
+        text.append(
+            "Ratio: the best peer's time over attn_engine's. Of peak: attn_engine's share of the best "
+            "rate seen in this run, of a matrix product or, where there is one query, of reading as "
+            "many bytes as keys and values have; above 100 % where the machine was slower then."
+        )
+    return Section("All cases", text if table else [], table=table)
 
 
 def all_cases(results: Results) -> Table | None:
@@ -172,8 +190,8 @@ def all_cases(results: Results) -> Table | None:
                 short_time(s) if s else {"unsupported": "–", "missing": ""}.get(status, status)
             )
         rows.append(row)
-    heads = ["case", "threads", "Gflop/s", *(["ratio", "of limit"] if ratios else []), *names]
-    return Table(heads, rows) if rows else None
+    heads = ["case", "threads", "Gflop/s", *(["ratio", "of peak"] if ratios else []), *names]
+    return table_of(heads, rows)
 
 
 def failures(results: Results) -> Section:
@@ -185,7 +203,7 @@ def failures(results: Results) -> Section:
         if result.status in ("wrong", "failed")
     ]
     heads = ["case", "threads", "contender", "status", "why"]
-    return Section("Wrong or failed", table=Table(heads, rows) if rows else None)
+    return Section("Wrong or failed", table=table_of(heads, rows))
 
 
 def comparison_with(results: Results, other: Results) -> Section:
@@ -197,7 +215,8 @@ def comparison_with(results: Results, other: Results) -> Section:
         times = [short_time(c.before), short_time(c.after)]
         head = [c.name, str(c.threads or ""), c.contender]
         rows.append([*head, *times, f"{c.ratio:.2f}", between, c.verdict])
-    heads = ["case", "threads", "contender", "first", "second", "ratio", "interval", ""]
+    times = ["first, median", "second, median"]
+    heads = ["case", "threads", "contender", *times, "ratio", "interval", ""]
     means = []
     for name in dict.fromkeys(c.contender for c in found):
         logs = [math.log(c.ratio) for c in found if c.contender == name]
@@ -205,9 +224,10 @@ def comparison_with(results: Results, other: Results) -> Section:
         versions = [r.versions.get(name, "unknown version") for r in (results, other)]
         means.append(f"{name} ({' and '.join(dict.fromkeys(versions))}) {mean:.2f}")
     what = (
-        f"Ratio: time in the first, {results.path}, over time in the second, {other.path}; "
-        "above 1, the second is faster. "
-        "Intervals (of medians, at least 9 times of 10 right) hold what varies within a run; what "
+        f"Ratio: median time in the first, {results.path}, over that in the second, {other.path}; "
+        "above 1, the second is faster. The median is that of all turns of a case; other tables have "
+        f"{results.statistic}. "
+        "Intervals (at least 9 times of 10 right) hold what varies within a run; what "
         "differs between two runs shows in contenders whose version did not change."
     )
     mean = (
@@ -215,7 +235,7 @@ def comparison_with(results: Results, other: Results) -> Section:
         if means
         else "They have no case with as many threads in common."
     )
-    table = Table(heads, rows) if rows else None
+    table = table_of(heads, rows)
     return Section(f"Compared with {other.path}", [what, mean], (), table, [other.command])
 
 

@@ -155,11 +155,15 @@ def plot(
     dashed = dashed or {}
     inks = {name: colours.get(name, OTHER) for name in series}
     every = [point for points in (*series.values(), *dashed.values()) for point in points]
-    x = _axis([point[0] for point in every], LEFT, width - RIGHT, log[0], room=1)
-    y = _axis([point[1] for point in every], HEIGHT - BOTTOM, TOP, log[1], room=1.08)
+    x_room = 1 if connect else 1.08
+    x = _axis([point[0] for point in every], LEFT, width - RIGHT, log[0], x_room)
+    y = _axis([point[1] for point in every], HEIGHT - BOTTOM, TOP, log[1], 1.08)
     parts = [_grid(x, y, x_ticks, x_label, y_label)]
     for points in dashed.values():
         parts.append(f'<path class="r" d="{_path(points, x, y)}"/>')
+    if not connect:  # before the points, which may lie where the names of lines are
+        places = {name: _beside(points, x, y) for name, points in dashed.items()}
+        parts += [_labels(places, y, {}), _legend(inks, x, y)]
     for name, points in reversed(series.items()):  # the first on top
         if connect:
             thick = 3 if name == OURS else 1.8
@@ -178,10 +182,6 @@ def plot(
         parts.append(
             _labels({name: (x(px) + 8, y(py) + 4) for name, (px, py) in ends.items()}, y, inks)
         )
-    else:
-        starts = {name: points[0] for name, points in dashed.items()}
-        parts.append(_labels({n: (x(px) + 4, y(py) - 5) for n, (px, py) in starts.items()}, y, {}))
-        parts.append(_legend(inks, x, y))
     return document(width, HEIGHT, title, note, "".join(parts), STYLE + PLOT_STYLE)
 
 
@@ -232,6 +232,14 @@ def _grid(x: Axis, y: Axis, x_ticks, x_label: str, y_label: str) -> str:
         f'{escape(x_label)}</text><text x="16" y="{y.last - 12}" class="s">{escape(y_label)}</text>'
     )
     return "".join(parts)
+
+
+def _beside(points: Points, x: Axis, y: Axis) -> tuple[float, float]:
+    """Where the name of a line stands: over its start if it is level, else below its first part."""
+    (left, start), (right, end) = ((x(px), y(py)) for px, py in points[:2])
+    if start == end:
+        return left + 4, start - 5
+    return left + (right - left) / 4 + 8, start + (end - start) / 4 + 12
 
 
 def _labels(places: Mapping[str, tuple[float, float]], y: Axis, inks: Mapping[str, str]) -> str:

@@ -54,6 +54,13 @@ class Table:
         return f"<tr>{''.join(f'<{tag}{kind}>{c}</{tag}>' for c, kind in classes)}</tr>"
 
 
+def table_of(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table | None:
+    """A table without the columns that hold nothing; None if there are no rows."""
+    kept = [i for i in range(len(heads)) if any(row[i] for row in rows)]
+    head, *body = ([line[i] for i in kept] for line in (heads, *rows))
+    return Table(head, body) if rows else None
+
+
 def digits(value: float) -> str:
     """Three digits, or all before the point."""
     return f"{value:.3g}" if value < 999.5 else f"{value:.0f}"

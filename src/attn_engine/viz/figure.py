@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ..weights import check_weights
-from .labels import check_both_tokens, cut, one_head, shown
+from .labels import check_both_tokens, check_text, cut, one_head, shown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.colors import Colormap
 
 CELL, SMALLEST, LARGEST = 0.45, 3.0, 9.0  # inches, of a figure made here
 LABEL_ROOM = 1.2  # font sizes that a label needs along its axis
@@ -27,7 +28,7 @@ def heatmap(
     *,
     head: int | None = None,
     ax: "Axes | None" = None,
-    cmap: str = "viridis",
+    cmap: "str | Colormap" = "viridis",
 ) -> "Axes":
     """Draw attention weights as a heat map: a row is a query, a column is a key.
 
@@ -46,8 +47,8 @@ def heatmap(
         Which head to draw; the mean of all by default.
     ax : matplotlib Axes, optional
         Where to draw; by default a new figure of a size that suits the map.
-    cmap : str
-        A colour map of matplotlib; the default can be told apart with any colour vision.
+    cmap : str or matplotlib Colormap
+        The name of one of matplotlib's, or one of your own; the default can be told apart with any colour vision.
 
     Returns
     -------
@@ -59,9 +60,10 @@ def heatmap(
     ImportError
         matplotlib is not installed.
     ValueError
-        Rows that do not sum to 1, or tokens that do not match the weights.
+        Rows that do not sum to 1, tokens that do not match the weights, a head or a colour map that
+        is not there.
     TypeError
-        Weights or tokens are of a wrong kind.
+        An argument is of a wrong kind.
 
     Notes
     -----
@@ -79,11 +81,18 @@ def heatmap(
     queries, keys = check_both_tokens("query_tokens", query_tokens, key_tokens, array)
     array = one_head(array, head)
     try:
-        from matplotlib import pyplot
+        from matplotlib import axes, colormaps, colors, pyplot
     except ImportError as error:
         raise ImportError(
             "viz.heatmap needs matplotlib: pip install 'attn_engine[report]'"
         ) from error
+    if not isinstance(cmap, colors.Colormap) and check_text("cmap", cmap) not in colormaps:
+        raise ValueError(f'cmap: {cmap!r} is no colour map of matplotlib; one is "viridis"')
+    if ax is not None and not isinstance(ax, axes.Axes):
+        raise TypeError(
+            f"ax: got an object of type {type(ax).__name__}, expected matplotlib Axes; of an array "
+            f"of them pass one, e.g. ax[0], of a figure figure.gca()"
+        )
     if ax is None:
         height, width = (min(max(CELL * n + 1, SMALLEST), LARGEST) for n in array.shape)
         _, ax = pyplot.subplots(figsize=(width + 1, height), layout="constrained")

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ..options import check_integer, shown_value
+
 OPEN_BOX = "\u2423"  # a space at an end, which many tokenizers make
 CIRCLE = "\u25cc"  # what a mark sits on that has no letter before it
 # Characters without a shape of their own that must stay: they join letters, or keep them apart.
@@ -38,7 +40,12 @@ def check_tokens(name: str, tokens: Sequence[str], axis: str, weights: np.ndarra
     """One str for each entry of an axis of `weights`, "n_q" or "n_kv"."""
     if isinstance(tokens, str):
         raise TypeError(f"{name}: got one str, expected a sequence of them; pass list({name})")
-    listed = list(tokens)
+    try:
+        listed = list(None if isinstance(tokens, set | frozenset) else tokens)
+    except TypeError:
+        raise TypeError(
+            f"{name}: got {shown_value(tokens)}, expected a sequence of str, one for each of {axis}"
+        ) from None
     for i, token in enumerate(listed):
         if not isinstance(token, str):
             raise TypeError(
@@ -69,6 +76,13 @@ def check_both_tokens(
     return queries, queries
 
 
+def check_text(name: str, value: str) -> str:
+    """An argument that is text."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name}: got {shown_value(value)}, expected str")
+    return value
+
+
 def one_head(weights: np.ndarray, head: int | None) -> np.ndarray:
     """(n_q, n_kv) of one head, or the mean of all heads."""
     if weights.ndim > 3:
@@ -79,6 +93,7 @@ def one_head(weights: np.ndarray, head: int | None) -> np.ndarray:
     heads = weights.reshape(-1, *weights.shape[-2:])
     if head is None:
         return heads.mean(0)
+    head = check_integer("head", head, "the number of a head, or None for the mean of all")
     if not -len(heads) <= head < len(heads):
         raise ValueError(f"head: {head} but weights have n_heads {len(heads)}; count from 0")
     return heads[head]

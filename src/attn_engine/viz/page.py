@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ..weights import check_weights
-from .labels import check_both_tokens, shown
+from .labels import check_both_tokens, check_text, shown
 
 AXES = ("layer", "head")
 STEPS = 65535  # what weight 1 is sent as
@@ -60,7 +60,7 @@ def to_html(
     ValueError
         Rows that do not sum to 1, or tokens that do not match the weights.
     TypeError
-        Weights or tokens are of a wrong kind.
+        An argument is of a wrong kind.
 
     Notes
     -----
@@ -80,6 +80,7 @@ def to_html(
             f"axes; pick an entry of the batch, e.g. weights[:, 0]"
         )
     queries, keys = check_both_tokens("tokens", tokens, key_tokens, array)
+    check_text("title", title)
     names = AXES[len(AXES) - (array.ndim - 2) :]
     return _page(array, queries, keys, names, title, same=key_tokens is None)
 

@@ -9,6 +9,7 @@ from typing import TextIO
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ..options import check_count, check_flag, shown_value
 from ..weights import check_weights
 from .labels import check_both_tokens, clusters, columns, cut, one_head, shown
 
@@ -62,9 +63,9 @@ def to_text(
     Raises
     ------
     ValueError
-        Rows that do not sum to 1, or tokens that do not match the weights.
+        Rows that do not sum to 1, tokens that do not match the weights, or a head that is not there.
     TypeError
-        Weights or tokens are of a wrong kind.
+        An argument is of a wrong kind.
 
     Examples
     --------
@@ -78,14 +79,18 @@ def to_text(
     queries, keys = check_both_tokens("query_tokens", query_tokens, key_tokens, array)
     array = one_head(array, head)
     stream = sys.stdout if stream is None else stream
+    if not hasattr(stream, "isatty"):
+        raise TypeError(
+            f"stream: got {shown_value(stream)}, expected a text stream, as sys.stdout is"
+        )
     if color is None:
-        color = stream.isatty() and not os.environ.get("NO_COLOR")
-    steps = RAMP if color else BLOCKS if _can_encode(stream) else ASCII
+        color = bool(stream.isatty()) and not os.environ.get("NO_COLOR")
+    width = shutil.get_terminal_size().columns if width is None else check_count("width", width)
+    steps = RAMP if check_flag("color", color) else BLOCKS if _can_encode(stream) else ASCII
     shades = np.rint(array / (array.max() or 1) * (len(steps) - 1)).astype(int)
     labels = _aligned([cut(shown(token)) for token in queries])
     margin = " " * columns(labels[0])
-    room = (shutil.get_terminal_size().columns if width is None else width) - len(margin)
-    heads, widths, blocks = _layout([shown(token) for token in keys], room)
+    heads, widths, blocks = _layout([shown(token) for token in keys], width - len(margin))
     lines = []
     for block in blocks:
         for line in heads:

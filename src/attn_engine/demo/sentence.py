@@ -1,15 +1,15 @@
 """``attn-engine demo``, first part: attention on one sentence, every step as a table.
 
 The numbers are small enough to follow by hand: five tokens, d = 4, one head. The second part, how
-fast it is, is `demo_sweep`.
+fast it is, is `sweep`.
 """
 
 import math
 
 import numpy as np
 
-from . import self_attention
-from .viz import to_text
+from .. import self_attention
+from ..viz import to_text
 
 TOKENS = ("The", "student", "studies", "deep learning", "carefully")
 QUERY = TOKENS.index("studies")  # the token whose attention is followed in detail

@@ -8,10 +8,10 @@ import math
 import statistics
 import time
 
-from .bench.cases import Case
-from .bench.compare import ROUNDS, Comparison, Team
-from .bench.contenders import ENGINE
-from .bench.progress import progress_bar
+from ..bench.cases import Case
+from ..bench.compare import ROUNDS, Comparison, Team
+from ..bench.contenders import ENGINE
+from ..bench.progress import progress_bar
 
 LENGTHS = (128, 256, 512, 1024, 2048, 4096)
 QUICK_LENGTHS = (128, 256, 512)
