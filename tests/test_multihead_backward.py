@@ -281,7 +281,7 @@ BROKEN = {
         ["grad_weights: dtype int64"]),
     "no weights": (ValueError, {"saved": NO_WEIGHTS, "grad_weights": ones(2, 4, 6)},
         ["grad_weights: the call returned no weights", "need_weights=True"]),
-    "not saved": (TypeError, {"saved": RESULT}, ["saved: got SavedResult", "forward_and_save"]),
+    "not saved": (TypeError, {"saved": RESULT}, ["saved: got SavedMultiheadResult", "forward_and_save"]),
     "another layer": (ValueError, {"saved": OTHER}, ["saved: of a call of another layer"]),
     "unknown name": (ValueError, {"needs": ("weights",)},
         ["needs: got 'weights'", "query, key, value", "out_proj.weight"]),

@@ -25,7 +25,7 @@ class MultiheadResult(NamedTuple):
     _repr_html_ = weights_html
 
 
-class SavedResult(NamedTuple):
+class SavedMultiheadResult(NamedTuple):
     """What `MultiheadAttention.forward_and_save` returns."""
 
     output: np.ndarray
@@ -180,7 +180,7 @@ class MultiheadAttention(MultiheadParameters):
         is_causal: bool = False,
         *,
         num_threads: int | None = None,
-    ) -> SavedResult:
+    ) -> SavedMultiheadResult:
         """`forward`, and what `backward` needs of it.
 
         Parameters
@@ -235,8 +235,8 @@ class MultiheadAttention(MultiheadParameters):
         Returns
         -------
         query, key, value : ndarray
-            In shape and dtype of the argument. One array that was passed as several of them has the
-            sum of their gradients.
+            In shape and dtype of the argument. The gradient by one array that was passed as several
+            of them is the sum of theirs.
         key_padding_mask, attn_mask : ndarray
             Of a floating mask, in its own shape and dtype.
         parameters : dict of str to ndarray
@@ -291,7 +291,7 @@ class MultiheadAttention(MultiheadParameters):
         average: Any,
         num_threads: Any,
         save: bool,
-    ) -> SavedResult:
+    ) -> SavedMultiheadResult:
         """What `forward` says; `saved` is None unless asked for."""
         need_weights = check_flag("need_weights", need_weights)
         average = check_flag("average_attn_weights", average)
@@ -330,7 +330,7 @@ class MultiheadAttention(MultiheadParameters):
             )
         if not inputs.batched:
             output, weights = output[0], weights[0] if need_weights else None
-        return SavedResult(output.astype(self.dtype, copy=False), weights, saved)
+        return SavedMultiheadResult(output.astype(self.dtype, copy=False), weights, saved)
 
     def _prepared(
         self,
