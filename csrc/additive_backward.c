@@ -19,13 +19,14 @@
 #include "internal.h"
 #include "additive_tile.h"
 #include "gradient.h"
+#include "stream.h"
 
-typedef struct room {     /* for additive scores */
-    real *q_exp, *q_size; /* spans x rows x SPAN: e^2q; spans x rows: the largest |q| */
-    real *k_exp, *k_size; /* ADDITIVE_KEYS x SPAN, ADDITIVE_KEYS: the same of keys, for one span */
-    real *q_largest;      /* of all rows, for each span */
-    real *v_totals;       /* v_sums of all rows */
-    real *unwanted;       /* a row of a gradient that nobody asked for */
+typedef struct room {      /* for additive scores */
+    real *q_exp, *k_exp;   /* spans x rows x SPAN: e^2q; ADDITIVE_KEYS x SPAN: e^2k, for one span */
+    real *q_size, *k_size; /* rows, ADDITIVE_KEYS: the largest |q| and |k| of each in one span */
+    real *q_largest;       /* |q| of all rows, for each span */
+    real *v_totals;        /* v_sums of all rows */
+    real *unwanted;        /* a row of a gradient that nobody asked for */
 } room;
 
 /* ---- gradients of scores ----------------------------------------------------------------------- */
@@ -55,41 +56,25 @@ static void load_weights(work *w) {
     }
 }
 
-/* dC of the block as reals, in dense rows. */
-static void load_grads(const work *w, real *grads) {
+/* dC of the block as reals, in rows that end in zeros. */
+static void load_grads(const work *w, real *grads, int64_t stride) {
     for (int64_t r = 0; r < w->rows; r++)
         for (int64_t c = 0; c < w->p->d_v; c += LANES) {
             const int n = (int)min_i(LANES, w->p->d_v - c);
-            v_store_part(grads + r * w->p->d_v + c, load_value(grad_row(w, r), c, true, n), n);
-        }
-}
-
-/* Values of n keys from j0 on as columns: element c of key j0 + j to [c * ADDITIVE_KEYS + j]. */
-static void transpose_values(const work *w, int64_t j0, int64_t n, real *to) {
-    const attn_tensor *value = &w->p->value;
-    const stored *values = (const stored *)value->data + at(value, w->batch, w->head, j0);
-    for (int64_t j = 0; j < n; j += LANES)
-        for (int64_t c = 0; c < w->p->d_v; c += LANES) {
-            const int columns = (int)min_i(LANES, w->p->d_v - c);
-            vec r[LANES];
-    UNROLL for (int l = 0; l < LANES; l++)
-                r[l] = j + l < n ? load_value(values + (j + l) * value->stride_row, c, true, columns)
-                                 : v_zero();
-            v_transpose(r);
-            for (int l = 0; l < columns; l++) v_store(to + (c + l) * ADDITIVE_KEYS + j, r[l]);
+            v_store(grads + r * stride + c, load_value(grad_row(w, r), c, true, n));
         }
 }
 
 /* dP of the block, 0 where there is no weight. */
-static void weight_gradients(const work *w, real *grads, real *columns) {
+static void weight_gradients(const work *w, real *grads) {
     const stored *given = w->g->grad_weights;
-    const weight_tile rows = {grads, w->p->d_v, 1};
-    const value_rows values = {columns, ADDITIVE_KEYS};
-    load_grads(w, grads);
-    for (int64_t j = 0; j < w->n; j += ADDITIVE_KEYS) {
-        const int64_t n = min_i(ADDITIVE_KEYS, w->n - j);
-        transpose_values(w, j, n, columns);
-        value_product(w->rows, n, false, rows, values, w->p->d_v, NULL, w->gradients + j, w->stride);
+    const attn_tensor *value = &w->p->value;
+    const int64_t stride = round_up(w->p->d_v, LANES);
+    load_grads(w, grads, stride);
+    for (int64_t j = 0; j < w->n; j += LANES) {
+        const stored *values = (const stored *)value->data + at(value, w->batch, w->head, j);
+        dot_product(w->rows, grads, stride, values, value->stride_row, min_i(LANES, w->n - j),
+                    w->p->d_v, w->gradients + j, w->stride);
     }
     for (int64_t r = 0; r < w->rows; r++)
         for (int64_t j = 0; j < w->n; j += LANES) {
@@ -105,8 +90,8 @@ static void weight_gradients(const work *w, real *grads, real *columns) {
 }
 
 /* dS of the block. */
-static void score_gradients(work *w, real *grads, real *columns) {
-    weight_gradients(w, grads, columns);
+static void score_gradients(work *w, real *grads) {
+    weight_gradients(w, grads);
     for (int64_t r = 0; r < w->rows; r++) {
         const real *weights = w->weights + r * w->stride;
         real *gradients = w->gradients + r * w->stride;
@@ -135,7 +120,7 @@ static span span_of(const work *w, const room *o, int64_t i) {
     t.nv = columns > LANES ? 2 : 1;
     t.tail = (int)(columns - (t.nv - 1) * LANES);
     t.q_exp = o->q_exp + i * w->rows * SPAN;
-    t.q_size = o->q_size + i * w->rows;
+    t.q_size = o->q_size;
     t.k_exp = o->k_exp;
     t.k_size = o->k_size;
     t.query = query->data ? gradient_rows(w, query, w->i0, t.c) : o->unwanted;
@@ -147,22 +132,27 @@ static span span_of(const work *w, const room *o, int64_t i) {
 
 /* Gradients of the block's queries, of keys and of v, whose scores are additive. */
 static bool additive_gradients(const work *w, const room *o, attn_watch *watch) {
-    const attn_problem *p = w->p;
+    const attn_tensor *q = &w->p->query, *k = &w->p->key;
+    const real *queries = (const real *)q->data + at(q, w->batch, w->head, w->i0);
     const int64_t spans = (w->c1 - w->c0 + SPAN - 1) / SPAN;
     for (int64_t i = 0; i < spans; i++) {
         const span t = span_of(w, o, i);
-        const real *query = (const real *)p->query.data + at(&p->query, w->batch, w->head, w->i0);
-        o->q_largest[i] = exponentials(query + t.c, p->query.stride_row, w->rows, &t, t.q_exp, t.q_size);
+        o->q_largest[i] = exponentials(queries + t.c, q->stride_row, w->rows, &t, t.q_exp);
     }
     for (int64_t j0 = 0; j0 < w->n; j0 += ADDITIVE_KEYS) {
         const int64_t n = min_i(ADDITIVE_KEYS, w->n - j0);
-        const real *key = (const real *)p->key.data + at(&p->key, w->batch, w->head, j0);
+        const real *keys = (const real *)k->data + at(k, w->batch, w->head, j0);
         if (attn_should_stop(watch)) return false;
         for (int64_t i = 0; i < spans; i++) {
             span t = span_of(w, o, i);
             t.j0 = j0, t.j1 = j0 + n;
-            const real largest = exponentials(key + t.c, p->key.stride_row, n, &t, t.k_exp, t.k_size);
-            gradient_tiles(w, &t, !(largest + o->q_largest[i] < FACTORED_LIMIT));
+            const real largest = exponentials(keys + t.c, k->stride_row, n, &t, t.k_exp);
+            const bool mixed = !(largest + o->q_largest[i] < FACTORED_LIMIT);
+            if (mixed) {
+                row_sizes(queries + t.c, q->stride_row, w->rows, &t, t.q_size);
+                row_sizes(keys + t.c, k->stride_row, n, &t, t.k_size);
+            }
+            gradient_tiles(w, &t, mixed);
         }
     }
     return true;
@@ -171,7 +161,8 @@ static bool additive_gradients(const work *w, const room *o, attn_watch *watch) 
 /* ---- products ----------------------------------------------------------------------------------- */
 
 /* out[r][c] += sum of weight[r][j] * row[j][c]; what is hidden is passed over where rows are not finite. */
-static void add(const work *w, int64_t rows, weight_tile weights, const real *base, row_product s, int64_t n) {
+static void add(const work *w, int64_t rows, weight_tile weights, const real *base, row_product s,
+                int64_t n) {
     const bool finite = values_finite((value_rows){s.rows, s.stride}, n, s.d, true);
     add_product(rows, finite ? NULL : w->hidden + (weights.data - base), weights, s, n);
 }
@@ -180,7 +171,7 @@ static void value_gradients(const work *w) {
     const attn_tensor *to = &w->g->value;
     const weight_tile by_key = {w->weights, 1, w->stride};
     const row_product s = {grad_row(w, 0) + w->d0, w->g->grad_output.stride_row, w->d1 - w->d0,
-                        gradient_rows(w, to, 0, w->d0), to->stride_row};
+                           gradient_rows(w, to, 0, w->d0), to->stride_row};
     add(w, w->n, by_key, w->weights, s, w->rows);
 }
 
@@ -198,10 +189,11 @@ static bool product_gradients(const work *w, attn_watch *watch) {
         const stored *queries =
             (const stored *)p->query.data + at(&p->query, w->batch, w->head, w->i0) + c0;
         const row_product to_query = {keys, p->key.stride_row, d,
-                                   query->data ? gradient_rows(w, query, w->i0, c0) : NULL,
-                                   query->stride_row};
+                                      query->data ? gradient_rows(w, query, w->i0, c0) : NULL,
+                                      query->stride_row};
         const row_product to_key = {queries, p->query.stride_row, d,
-                                 key->data ? gradient_rows(w, key, j, c0) : NULL, key->stride_row};
+                                    key->data ? gradient_rows(w, key, j, c0) : NULL,
+                                    key->stride_row};
         if (query->data) add(w, w->rows, by_query, w->gradients, to_query, n);
         if (key->data) add(w, n, by_key, w->gradients, to_key, w->rows);
     }
@@ -211,7 +203,9 @@ static bool product_gradients(const work *w, attn_watch *watch) {
 /* ---- tasks -------------------------------------------------------------------------------------- */
 
 /* The part of `count` that belongs to a task's share. */
-static int64_t share(int64_t count, int64_t i, const attn_plan *plan) { return count * i / plan->splits; }
+static int64_t share(int64_t count, int64_t i, const attn_plan *plan) {
+    return count * i / plan->splits;
+}
 
 static work work_of(const attn_call *call, int64_t task, real *scratch) {
     const attn_additive_backward_problem *g = call->problem;
@@ -253,9 +247,10 @@ static void run(const attn_call *call, int64_t task, void *scratch, attn_watch *
         load_weights(&w);
         if (g->value.data) value_gradients(&w);
         if (!scores_wanted) continue;
-        score_gradients(&w, grads, grads + rows * w.p->d_v);
+        score_gradients(&w, grads);
         memset(w.v_sums, 0, (size_t)columns * sizeof(real));
-        if (!(g->additive.v ? additive_gradients(&w, &o, watch) : product_gradients(&w, watch))) return;
+        if (!(g->additive.v ? additive_gradients(&w, &o, watch) : product_gradients(&w, watch)))
+            return;
         for (int64_t c = 0; c < w.c1 - w.c0; c++) o.v_totals[c] += w.v_sums[c];
     }
     if (!g->v) return;

@@ -12,6 +12,7 @@
 
 #define ROWS TILE_DV     /* queries whose sums stay in registers */
 #define SPAN (2 * LANES) /* columns that are worked on together */
+#define ROWS_AHEAD 16    /* a row that is asked for while another is worked on */
 
 typedef struct work { /* what a task works on */
     const attn_additive_backward_problem *g;
@@ -28,7 +29,7 @@ typedef struct work { /* what a task works on */
 typedef struct span {  /* up to SPAN columns from c on: nv vectors, `tail` in the last */
     int64_t c, j0, j1; /* keys [j0, j1) */
     int nv, tail;
-    real *q_exp, *q_size, *k_exp, *k_size; /* as in room, of this span */
+    real *q_exp, *q_size, *k_exp, *k_size; /* as in room; exponentials of this span */
     real *query, *key;                     /* gradients of row i0 and of key 0 */
     int64_t query_stride, key_stride;
     real *v_sums;
@@ -107,22 +108,30 @@ INLINE void gradient_tile(const int rows, const int nv, const bool mixed, const 
     }
 }
 
-/* Exponentials of n rows' columns, and the largest element of each row; the largest of all returns.
- * A row with NaN counts as infinite. */
-static real exponentials(const real *from, int64_t stride, int64_t n, const span *t, real *to,
-                         real *sizes) {
-    real largest = 0;
-    for (int64_t r = 0; r < n; r++, from += stride) {
-        vec size = v_zero();
+/* |x|, and infinity for NaN. */
+INLINE vec size_of(vec x) { return v_select(v_unordered(x, x), v_set1(REAL_INF), v_abs(x)); }
+
+/* Exponentials of n rows' columns; the largest element of all returns, infinity if any is NaN. */
+static real exponentials(const real *from, int64_t stride, int64_t n, const span *t, real *to) {
+    vec largest = v_zero();
+    for (int64_t r = 0; r < n; r++, from += stride)
         for (int v = 0; v < t->nv; v++) {
+            v_prefetch(from + ROWS_AHEAD * stride + v * LANES);
             const vec x = v_load_part(from + v * LANES, v == t->nv - 1 ? t->tail : LANES);
-            size = v_max(size, v_select(v_unordered(x, x), v_set1(REAL_INF), v_abs(x)));
+            largest = v_max(largest, size_of(x));
             v_store(to + r * SPAN + v * LANES, exponential(x));
         }
+    return v_max_lanes(largest);
+}
+
+/* The largest element of each of n rows, where that of all is too large for their exponentials. */
+static void row_sizes(const real *from, int64_t stride, int64_t n, const span *t, real *sizes) {
+    for (int64_t r = 0; r < n; r++, from += stride) {
+        vec size = v_zero();
+        for (int v = 0; v < t->nv; v++)
+            size = v_max(size, size_of(v_load_part(from + v * LANES, v == t->nv - 1 ? t->tail : LANES)));
         sizes[r] = v_max_lanes(size);
-        largest = sizes[r] > largest ? sizes[r] : largest;
     }
-    return largest;
 }
 
 /* All rows of the block against the keys of the span. */

@@ -225,8 +225,8 @@ attn_plan attn_plan_additive_backward(const attn_additive_backward_problem *g) {
     const int64_t scores = plan.rows * round_up_to(p->n_kv, KEY_GROUP);
     s->queries = take(&s->reals, plan.rows * spans * span);
     s->keys = take(&s->reals, ADDITIVE_KEYS * span);
-    s->values = take(&s->reals, (plan.rows + ADDITIVE_KEYS) * p->d_v);
-    s->rows = take(&s->reals, ADDITIVE_KEYS + spans * (plan.rows + 1));
+    s->values = take(&s->reals, plan.rows * round_up_to(p->d_v, plan.kernel->lanes));
+    s->rows = take(&s->reals, ADDITIVE_KEYS + spans + plan.rows);
     s->output = take(&s->reals, (2 * spans + 1) * span);
     s->scores = take(&s->reals, scores);
     s->gradients = take(&s->reals, scores);

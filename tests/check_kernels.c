@@ -136,6 +136,7 @@ int main(int argc, char **argv) {
             check_primitives(registry[isa][dtype].check_stream);
             check_softmax(isa, dtype);
             check_attend(isa, dtype);
+            check_additive_backward(isa, dtype);
             if (bench) check_bench(isa, dtype);
         }
     }

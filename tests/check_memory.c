@@ -50,7 +50,7 @@ static uint16_t f16_bits(double x) { /* of finite |x| < 65536 */
     int exponent;
     const double fraction = frexp(fabs(x), &exponent); /* in [1/2, 1) */
     const uint16_t sign = signbit(x) ? 0x8000 : 0;
-    if (exponent < -13) return sign | (uint16_t)ldexp(fabs(x), 24);
+    if (x == 0 || exponent < -13) return sign | (uint16_t)ldexp(fabs(x), 24);
     return sign | (uint16_t)((exponent + 13) * 1024 + (int)(fraction * 2048));
 }
 

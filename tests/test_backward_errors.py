@@ -108,6 +108,28 @@ def test_lse_of_other_queries_is_noticed():
         call(lse=FORWARD.lse[:, ::-1])
 
 
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_lse_that_no_forward_makes_is_noticed(bad, layout):
+    p, lse = TRAINING.problem, FORWARD.lse.copy()
+    lse[1, 2, 3] = bad
+    tensors = {"grad_output": TRAINING.grad_output, "output": FORWARD.output}
+    tensors |= {"query": p.query, "key": p.key, "value": p.value}
+    if layout == "bshd":
+        tensors = {name: x.swapaxes(1, 2) for name, x in tensors.items()}
+    with pytest.raises(ValueError, match=r"lse: .*row \(1, 2, 3\).* the forward returned"):
+        call(**tensors, lse=lse, layout=layout)
+
+
+def test_lse_of_a_row_that_is_nan_is_taken():
+    query = TRAINING.problem.query.copy()
+    query[1, 2, 3] = np.nan
+    forward = TRAINING.problem.but(query=query).run(return_lse=True)
+    assert np.isnan(forward.lse).sum() == 1
+    gradient = call(query=query, output=forward.output, lse=forward.lse).query
+    assert np.isnan(gradient[1, 2, 3]).all() and np.isnan(gradient).sum() == 16
+
+
 def test_nothing_is_asked_for():
     assert call(needs=()) == (None,) * 6
     assert call(needs=("attn_mask", "sinks"), attn_mask=ones(23) > 0) == (None,) * 6

@@ -32,10 +32,12 @@ SHAPES = {
         "grad_weights: shape (3, 7), expected (2, 3, 7)"),
     "scores for weights": ({"weights": ones(2, 3, 7)}, "weights: those of row (0, 0) sum to 7",
         "pass the weights that the forward returned"),
+    "weights below 0": ({"weights": ones(2, 3, 7) * np.float32([2, -1, 0, 0, 0, 0, 0])},
+        "weights: those of row (0, 0) sum to 1, the lowest is -1; expected none below 0"),
     "weights of other heads": ({"num_heads": 2}, "weights: shape (2, 3, 7), expected (2, 2, 3, 7)"),
     "unknown name": ({"needs": ("query", "key")}, "needs: got 'key'", "query, keys, W_a"),
     "what the forward refuses": ({"W_a": ones(8, 4)}, "W_a: d_s is 4"),
-    "location of several steps": ({"location": ones(2, 7, 8)}, "location: T_dec is 3"),
+    "location of several steps": ({"location": ones(2, 7, 8)}, "query: T_dec is 3"),
 }  # fmt: skip
 KINDS = {
     "no grad_context": ({"grad_context": None}, "grad_context: got None"),

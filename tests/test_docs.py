@@ -28,21 +28,38 @@ METHODS = [
     for name in dir(kind)
     if not name.startswith("_")
 ]
+OTHERS = ("autograd", "torch")  # packages that a how-to is about, and that need not be there
 # A family describes its arguments once, in an order of its own ("As in ..."): PR03 to PR08. A result
 # whose name and shape say all has no more words (RT03). Examples and See Also are where they help.
 CODES = {"GL03", "GL05", "GL06", "GL07", "GL08", "SS01", "SS02", "SS03", "SS04", "PR01", "PR02"}
 
 
-@pytest.mark.parametrize("page", ["tutorial.md", "howto.md"])
-def test_every_block_of_a_page_runs(page):
+def run_blocks(page, *packages):
+    """Run the blocks of a page that need no package beside ours, or none but these; how many did."""
     blocks = re.findall(
         r"^```python\n(.*?)^```", (DOCS / page).read_text(), re.MULTILINE | re.DOTALL
     )
-    assert len(blocks) > 3 and all(block.startswith(">>> ") for block in blocks)
+    assert all(block.startswith(">>> ") for block in blocks)
+    others = "|".join({*OTHERS} - {*packages})
+    blocks = [
+        b for b in blocks if not re.search(rf"^>>> (import|from) ({others})\b", b, re.MULTILINE)
+    ]
     test = doctest.DocTestParser().get_doctest("\n".join(blocks), {}, page, page, 0)
     report = []
     doctest.DocTestRunner().run(test, out=report.append)
     assert report == []
+    return len(blocks)
+
+
+@pytest.mark.parametrize("page", ["tutorial.md", "howto.md"])
+def test_every_block_of_a_page_runs(page):
+    assert run_blocks(page) > 3
+
+
+@pytest.mark.parametrize("package", OTHERS)
+def test_blocks_with_other_packages_run(package):
+    pytest.importorskip(package, reason=f"{package} is not installed: its how-to does NOT run here")
+    assert run_blocks("howto.md", package) == run_blocks("howto.md") + 1
 
 
 @pytest.mark.parametrize("name", [*FUNCTIONS, *CLASSES, *METHODS])

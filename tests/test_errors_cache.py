@@ -48,27 +48,27 @@ NEW = {
 TENSOR = ones(2, 4, 3, 16)
 APPENDS = {
     "key rank": ((ones(4, 3, 16), TENSOR), {}, ValueError,
-        ("key: shape (4, 3, 16), expected 4 axes (batch, n_kv_heads, n_new, d_qk); a single sequence "
-        "is key[None]")),
-    "vector": ((ones(16), TENSOR), {}, ValueError, "key: shape (16,), expected 4 axes"),
+        ("key: shape (4, 3, 16) has 3 axes, expected 4 (batch, n_kv_heads, n_new, d_qk) (value (2, 4, "
+        "3, 16)); use np.repeat(key[None], 2, axis=0) if key is for every batch entry")),
+    "vector": ((ones(16), TENSOR), {}, ValueError, "key: shape (16,) has 1 axis, expected 4"),
     "value rank": ((TENSOR, ones(2, 4, 3, 16, 1)), {}, ValueError,
-        "value: shape (2, 4, 3, 16, 1), expected 4 axes (batch, n_kv_heads, n_new, d_v)"),
+        "value: shape (2, 4, 3, 16, 1) has 5 axes, expected 4 (batch, n_kv_heads, n_new, d_v)"),
     "batch": ((ones(1, 4, 3, 16), TENSOR), {}, ValueError,
         ("key: batch is 1 but the cache has batch 2 (key (1, 4, 3, 16), axes (batch, n_kv_heads, n_new,"
-        " d_qk)); pass all entries at once, those without tokens have a length of 0")),
+        " d_qk)); use np.repeat(key, 2, axis=0) if key is for every batch entry")),
     "heads": ((ones(2, 8, 3, 16), TENSOR), {}, ValueError,
         ("key: n_kv_heads is 8 but the cache has n_kv_heads 4 (key (2, 8, 3, 16), axes (batch, "
         "n_kv_heads, n_new, d_qk)); a cache holds the heads of keys and values, before they")),
     "value heads": ((TENSOR, ones(2, 1, 3, 16)), {}, ValueError, "value: n_kv_heads is 1 but"),
     "layout": ((ones(2, 3, 4, 16), TENSOR), {}, ValueError,
         ("key: n_kv_heads is 3 but the cache has n_kv_heads 4 (key (2, 3, 4, 16), axes (batch, "
-        "n_kv_heads, n_new, d_qk)); use key.swapaxes(1, 2)")),
+        "n_kv_heads, n_new, d_qk)); use key.swapaxes(-2, -3)")),
     "d_qk": ((ones(2, 4, 3, 8), TENSOR), {}, ValueError,
         ("key: d_qk is 8 but the cache has d_qk 16 (key (2, 4, 3, 8), axes (batch, n_kv_heads, n_new, "
         "d_qk)); project it, or make a cache of that d_qk")),
     "d_v": ((TENSOR, ones(2, 4, 3, 8)), {}, ValueError, "value: d_v is 8 but the cache has d_v 16"),
     "n_new": ((TENSOR, ones(2, 4, 2, 16)), {}, ValueError,
-        "value: n_new is 2 but key has n_new 3 (key (2, 4, 3, 16), value (2, 4, 2, 16)); give every"),
+        "value: n_new is 2 but key has n_new 3 (key (2, 4, 3, 16), value (2, 4, 2, 16), axes (b"),
     "dtype": ((TENSOR, TENSOR.astype(np.float64)), {}, TypeError,
         ("value: dtype float64 but the cache has float32; convert it, or make the cache with "
         "dtype='float64' (storage is chosen apart)")),
@@ -93,16 +93,16 @@ APPENDS = {
 QUERY = ones(2, 8, 3, 16)
 ATTENDS = {
     "rank": ((ones(8, 3, 16),), {}, ValueError,
-        ("query: shape (8, 3, 16), expected 4 axes (batch, n_heads, n_q, d_qk); a single sequence is "
-        "query[None]")),
+        ("query: shape (8, 3, 16) has 3 axes, expected 4 (batch, n_heads, n_q, d_qk); use np.repeat("
+        "query[None], 2, axis=0) if query is for every batch entry")),
     "batch": ((ones(3, 8, 3, 16),), {}, ValueError, "query: batch is 3 but the cache has batch 2"),
     "heads": ((ones(2, 6, 3, 16),), {}, ValueError,
         ("query: n_heads is 6 but the cache has n_kv_heads 4 (query (2, 6, 3, 16), axes (batch, "
         "n_heads, n_q, d_qk)); n_heads must be a multiple of n_kv_heads")),
     "no heads": ((ones(2, 0, 3, 16),), {}, ValueError, "query: n_heads is 0 but"),
     "layout": ((ones(2, 3, 8, 16),), {}, ValueError,
-        ("query: n_heads is 3 but the cache has n_kv_heads 4 (query (2, 3, 8, 16), axes (batch, "
-        "n_heads, n_q, d_qk)); use query.swapaxes(1, 2)")),
+        ("query: shape (2, 3, 8, 16), expected (2, 8, 3, 16) (batch, n_heads, n_q, d_qk); use "
+        "query.swapaxes(-2, -3)")),
     "d_qk": ((ones(2, 8, 3, 64),), {}, ValueError, "query: d_qk is 64 but the cache has d_qk 16"),
     "dtype": ((QUERY.astype(np.float16),), {}, TypeError,
         "query: dtype float16 but the cache has float32; convert it"),
@@ -128,7 +128,7 @@ ATTENDS = {
 
 CHANGES = {
     "truncate shape": ("truncate", 5, ValueError,
-        "lengths: shape (), expected (2,), one length for each batch entry; those before are"),
+        "lengths: shape (), expected (2,), one length for each batch entry; use np.full(2, l"),
     "truncate more": ("truncate", [40, 31], ValueError,
         "lengths: got 31 at index 1, where the cache has length 30; truncate() only shortens"),
     "truncate negative": ("truncate", [-1, 3], ValueError,

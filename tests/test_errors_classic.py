@@ -24,63 +24,63 @@ PREPARED = project_keys(ones(2, 7, 6), ones(8, 6))
 ADDITIVE = {
     "ranks": (
         {"query": ones(1, 2, 3, 5)},
-        "query: shape (1, 2, 3, 5) with keys (2, 7, 6), expected",
+        "query: shape (1, 2, 3, 5) has 4 axes, expected 3 (batch, T_dec, d_s) (keys (2, 7, 6), W_a",
     ),
     "keys vector": (
         {"keys": ones(6)},
-        "query: shape (2, 3, 5) with keys (6,), expected one of (d_s,) with keys (T_enc, d_h); ",
+        "keys: shape (6,) has 1 axis, expected 3 (batch, T_enc, d_h) (query (2, 3, 5), W_a (8, 5), ",
     ),
     "batch": (
         {"keys": ones(4, 7, 6)},
-        "keys: batch is 4 but query has batch 2 (query (2, 3, 5), keys (4, 7, 6)); repeat or",
+        "keys: batch is 4 but query has batch 2 (query (2, 3, 5), keys (4, 7, 6), axes (batch, T_enc",
     ),
     "W_a turned": (
         {"W_a": ones(5, 8)},
-        (
-            "W_a: d_s is 8 but query has d_s 5 (query (2, 3, 5), W_a (5, 8), expected (d_attn, d_s)); "
-            "use W_a.T"
-        ),
+        "W_a: d_attn is 5 but U_a has d_attn 8 (U_a (8, 6), W_a (5, 8), axes (d_attn, d_s)); use W_a.T",
     ),
-    "U_a turned": ({"U_a": ones(6, 8)}, "U_a: d_h is 8 but keys has d_h 6"),
+    "U_a turned": ({"U_a": ones(6, 8)}, "U_a: d_attn is 6 but W_a has d_attn 8"),
     "U_a vector": (
         {"U_a": ones(6)},
-        "U_a: shape (6,), expected 2 axes (d_attn, d_h); make it (8, 6)",
+        "U_a: shape (6,) has 1 axis, expected 2 (d_attn, d_h) (",
     ),
     "d_attn": (
         {"U_a": ones(9, 6)},
-        "U_a: d_attn is 9 but that of W_a is 8 (U_a (9, 6), W_a (8, 5)); project both to one",
+        "U_a: d_attn is 9 but W_a has d_attn 8 (W_a (8, 5), U_a (9, 6), axes (d_attn, d_h)); project all",
     ),
     "d_attn of query": (
         {"W_a": None},
-        "query: d_attn is 5 but that of U_a is 8 (query (2, 3, 5), U_a (8, 6)); project both",
+        "query: d_attn is 5 but U_a has d_attn 8 (U_a (8, 6), query (2, 3, 5), axes (batch, T_dec, d_at",
     ),
-    "v_a": ({"v_a": ones(7)}, "v_a: shape (7,), expected (d_attn,), which is (8,); project it to"),
+    "v_a": (
+        {"v_a": ones(7)},
+        "v_a: d_attn is 7 but W_a has d_attn 8 (W_a (8, 5), v_a (7,), axes (",
+    ),
     "v_a row": (
         {"v_a": ones(1, 8)},
-        "v_a: shape (1, 8), expected (d_attn,), which is (8,); use v_a.r",
+        "v_a: shape (1, 8) has 2 axes, expected 1 (d_attn,) (query (2, 3, 5), keys (2, 7, 6), W_a (",
     ),
     "values": (
         {"values": ones(2, 6, 4)},
         (
-            "values: shape (2, 6, 4), expected (batch, T_enc, d_v) with the batch, T_enc of keys "
-            "(2, 7, 6); give every key one value"
+            "values: T_enc is 6 but keys have T_enc 7 (keys (2, 7, 6), values (2, 6, 4), axes (batch, "
+            "T_enc, d_v)); give every key one value"
         ),
     ),
     "values turned": (
         {"query": ones(3, 5), "keys": ones(7, 6), "values": ones(4, 7)},
         (
-            "values: shape (4, 7), expected (T_enc, d_v) with the T_enc of keys (7, 6); "
-            "use values.swapaxes(-1, -2)"
+            "values: T_enc is 4 but keys have T_enc 7 (keys (7, 6), values (4, 7), axes (T_enc, d_v)); "
+            "use values.T"
         ),
     ),
     "bias": ({"bias": ones(2, 8)}, "bias: shape (2, 8), expected (d_attn,), which is (8,)"),
     "location": (
         {"location": ones(2, 7, 8)},
-        "location: T_dec is 3 (query (2, 3, 5)), expected one decoder step; call once for each",
+        "query: T_dec is 3 (query (2, 3, 5)), but location is for one decoder step; call once for each",
     ),
     "location shape": (
         {"query": ones(2, 5), "location": ones(7, 8)},
-        "location: shape (7, 8), expected (batch, T_enc, d_attn), which is (2, 7, 8); project it",
+        "location: shape (7, 8), expected (batch, T_enc, d_attn), which is (2, 7, 8); use np.repeat(",
     ),
     "heads": ({"num_heads": 4}, "num_heads: 4 does not divide d_v, which is 6; pass a divisor of"),
     "heads of d_attn": ({"num_heads": 3}, "num_heads: 3 does not divide d_attn, which is 8"),
@@ -98,7 +98,7 @@ ADDITIVE = {
         {"mask": np.ones((3, 7), bool)},
         (
             "mask: shape (3, 7), expected (7,) (T_enc,) or (2, 7) (batch, T_enc) or (2, 3, 7) "
-            "(batch, T_dec, T_enc); for all of the batch np.broadcast_to(mask, (2, 3, 7))"
+            "(batch, T_dec, T_enc); use np.repeat(mask[None], 2, axis=0) if mask is for "
         ),
     ),
     "mask turned": ({"mask": np.ones((7, 2), bool)}, "mask: shape (7, 2), expected (7,)"),
@@ -106,7 +106,7 @@ ADDITIVE = {
         {"mask": np.ones((1, 7), bool)},
         (
             "mask: shape (1, 7), expected (7,) (T_enc,) or (2, 7) (batch, T_enc) or (2, 3, 7) "
-            "(batch, T_dec, T_enc); reshape it, nothing is broadcast"
+            "(batch, T_dec, T_enc); use mask.reshape(7,)"
         ),
     ),
     "mask of a step": (
@@ -189,16 +189,13 @@ def test_luong():
         (
             lambda: dot_attention(query, keys),
             (
-                "query: d_s is 5 but keys have d_h 6 (query (2, 3, 5), keys (2, 7, 6)); "
-                "use general_attention with a matrix W of shape (5, 6)"
+                "query: d_s is 5 but keys have d_h 6 (keys (2, 7, 6), query (2, 3, 5), axes (batch, "
+                "T_dec, d_s)); use general_attention with a matrix W of shape (5, 6)"
             ),
         ),
         (
             lambda: general_attention(query, keys, ones(6, 5)),
-            (
-                "W: shape (6, 5), expected (d_s, d_h), which is (5, 6) (query (2, 3, 5), "
-                "keys (2, 7, 6)); use W.T"
-            ),
+            "W: d_s is 6 but query has d_s 5 (query (2, 3, 5), W (6, 5), axes (d_s, d_h)); use W.T",
         ),
         (
             lambda: general_attention(query, keys, ones(5, 6), num_heads=4),
@@ -206,27 +203,24 @@ def test_luong():
         ),
         (
             lambda: concat_attention(query, keys, ones(11, 8), ones(8)),
-            (
-                "W_c: shape (11, 8), expected (d_attn, d_s + d_h), which has 5 + 6 columns "
-                "(query (2, 3, 5), keys (2, 7, 6)); use W_c.T"
-            ),
+            "W_c: d_attn is 11 but v has d_attn 8 (v (8,), W_c (11, 8), axes (d_attn, d_s + d_h)); use W",
         ),
         (
             lambda: concat_attention(query, keys, ones(8, 6), ones(8)),
             (
-                "W_c: shape (8, 6), expected (d_attn, d_s + d_h), which has 5 + 6 columns "
-                "(query (2, 3, 5), keys (2, 7, 6)); it is np.hstack([W_a, U_a])"
+                "W_c: shape (8, 6), expected (8, 11) (d_attn, d_s + d_h) (query (2, 3, 5), keys (2, 7, "
+                "6), v (8,)); it is np.hstack([W_a, U_a])"
             ),
         ),
         (
             lambda: concat_attention(query, keys, ones(8, 11), ones(7)),
-            "v: shape (7,), expected (d_attn,), which is (8,)",
+            "v: d_attn is 7 but W_c has d_attn 8",
         ),
         (
             lambda: general_attention(query, keys, ones(5, 4)),
             (
-                "W: shape (5, 4), expected (d_s, d_h), which is (5, 6) (query (2, 3, 5), "
-                "keys (2, 7, 6)); it takes d_s of query to d_h of keys"
+                "W: d_h is 4 but keys have d_h 6 (keys (2, 7, 6), W (5, 4), axes (d_s, d_h)); make it "
+                "(5, 6), or bring keys to d_h 4"
             ),
         ),
         (
@@ -235,7 +229,7 @@ def test_luong():
         ),
         (
             lambda: project_keys(ones(7), ones(8, 7)),
-            "keys: shape (7,), expected (T_enc, d_h) or (batch, T_enc, d_h); a single state is keys.r",
+            "keys: shape (7,) has 1 axis, expected 2 (T_enc, d_h) (U_a (8, 7)); use keys[None]",
         ),
     ):
         with pytest.raises(ValueError) as error:

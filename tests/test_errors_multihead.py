@@ -17,47 +17,50 @@ CALLS = {
     "query vector": (
         {"query": ones(12)},
         (
-            "query: shape (12,), expected (n_q, batch, embed_dim) with batch_first=False, or "
-            "(n_q, embed_dim) without a batch"
+            "query: shape (12,) has 1 axis, expected 3 (n_q, batch, embed_dim) (key (7, 2, 12), value "
+            "(7, 2, 12)); use np.repeat(query[None, None], 2, axis=1) if query is for every batch entry"
         ),
     ),
     "ranks": (
         {"key": ones(7, 12)},
         (
-            "key: 2 axes but query has 3 (query (5, 2, 12), key (7, 12)); give all a batch axis or "
-            "none, e.g. np.repeat(key[:, None], 2, axis=1)"
+            "key: shape (7, 12) has 2 axes, expected 3 (n_kv, batch, kdim) (query (5, 2, 12), value "
+            "(7, 2, 12)); use np.repeat(key[:, None], 2, axis=1) if key is for every batch entry"
         ),
     ),
-    "rank of query": ({"query": ones(5, 12)}, "none, e.g. np.repeat(query[:, None], 2, axis=1)"),
+    "rank of query": (
+        {"query": ones(5, 12)},
+        "use np.repeat(query[:, None], 2, axis=1) if query is",
+    ),
     "embed_dim": (
         {"query": ones(5, 2, 16)},
         (
-            "query: embed_dim is 16 but the layer has embed_dim 12 (query (5, 2, 16)); project it, "
-            "or build the layer with embed_dim=16"
+            "query: embed_dim is 16 but the layer has embed_dim 12 (query (5, 2, 16), axes (n_q, batch, "
+            "embed_dim)); project it, or build the layer with embed_dim=16"
         ),
     ),
-    "kdim": ({"key": ones(7, 2, 9)}, "key: kdim is 9 but the layer has kdim 12 (key (7, 2, 9));"),
+    "kdim": ({"key": ones(7, 2, 9)}, "key: kdim is 9 but the layer has kdim 12 (key (7, 2, 9), "),
     "vdim": ({"value": ones(7, 2, 9)}, "value: vdim is 9 but the layer has vdim 12"),
     "batch": (
         {"key": ones(7, 3, 12), "value": ones(7, 3, 12)},
         (
-            "key: batch is 3 but query has batch 2 (query (5, 2, 12), key (7, 3, 12)); repeat or "
-            "index one of them, nothing is broadcast"
+            "query: batch is 2 but key has batch 3 (key (7, 3, 12), query (5, 2, 12), axes (n_q, batch, "
+            "embed_dim)); take the entries that belong together, nothing is broadcast"
         ),
     ),
-    "batch of value": ({"value": ones(7, 3, 12)}, "value: batch is 3 but key has batch 2"),
+    "batch of value": ({"value": ones(7, 3, 12)}, "value: batch is 3 but query has batch 2"),
     "n_kv": (
         {"value": ones(6, 2, 12)},
         (
-            "value: n_kv is 6 but key has n_kv 7 (key (7, 2, 12), value (6, 2, 12)); give every key "
-            "one value"
+            "value: n_kv is 6 but key has n_kv 7 (key (7, 2, 12), value (6, 2, 12), axes (n_kv, batch, "
+            "vdim)); give every key one value"
         ),
     ),
     "layout": (
         OTHER_LAYOUT,
         (
-            "key: batch is 7 but query has batch 5 (query (2, 5, 12), key (2, 7, 12)); build the "
-            "layer with batch_first=True, or use swapaxes(0, 1) on all"
+            "key: batch is 7 but query has batch 5 (query (2, 5, 12), key (2, 7, 12), axes (n_kv, batch, "
+            "kdim)); build the layer with batch_first=True (or swap axes 0 and 1 of all)"
         ),
     ),
     "padding": (
@@ -70,7 +73,7 @@ CALLS = {
     ),
     "padding of all": (
         {"key_padding_mask": ones(7, dtype=bool)},
-        "; for all of the batch np.broadcast_to(key_padding_mask, (2, 7))",
+        "; use np.repeat(key_padding_mask[None], 2, axis=0) if key_padding_mask is for every batch",
     ),
     "attn_mask": (
         {"attn_mask": ones(5, 6, dtype=bool)},
@@ -82,7 +85,7 @@ CALLS = {
     "attn_mask turned": ({"attn_mask": ones(7, 5)}, "; use attn_mask.T"),
     "attn_mask of keys": (
         {"attn_mask": ones(2, 7)},
-        "; a mask of (batch, n_kv) is key_padding_mask",
+        "; a mask of (batch, n_kv) is another argument: pass key_padding_mask=attn_mask",
     ),
     "attn_mask of entries": (
         {"attn_mask": ones(2, 5, 7)},
@@ -140,9 +143,9 @@ def test_kinds(case):
 def test_batch_first_has_its_own_words():
     layer = MultiheadAttention(12, 3, batch_first=True)
     for arguments, message in (
-        ({"query": ones(12)}, "expected (batch, n_q, embed_dim) with batch_first=True"),
-        ({"key": ones(7, 12)}, "e.g. np.repeat(key[None], 2, axis=0)"),
-        (GOOD, "build the layer with batch_first=False, or use swapaxes(0, 1) on all"),
+        ({"query": ones(12)}, "expected 3 (batch, n_q, embed_dim)"),
+        ({"key": ones(7, 12)}, "use np.repeat(key[None], 2, axis=0)"),
+        (GOOD, "build the layer with batch_first=False (or swap axes 0 and 1 of all)"),
     ):
         with pytest.raises(ValueError) as caught:
             layer(**(OTHER_LAYOUT | arguments))
@@ -154,7 +157,7 @@ def test_without_a_batch_masks_have_none():
     for masks, message in (
         (
             {"key_padding_mask": ones(1, 7, dtype=bool)},
-            "key_padding_mask: shape (1, 7), expected (7,) (n_kv,); use key_padding_mask[0]",
+            "key_padding_mask: shape (1, 7), expected (7,) (n_kv,); use key_padding_mask.reshape(7,)",
         ),
         ({"attn_mask": ones(2, 5, 7)}, "(5, 7) (n_q, n_kv) or (3, 5, 7) (num_heads, n_q, n_kv)"),
     ):
@@ -214,12 +217,14 @@ STATES = {
     "shape": (
         STATE | {"in_proj_bias": ones(12)},
         ValueError,
-        ("in_proj_bias: shape (12,), expected (36,); build the layer with the sizes of these"),
+        (
+            "in_proj_bias: shape (12,), expected (36,) (outputs,); build the layer with the sizes of these"
+        ),
     ),
     "turned": (
         STATE | {"in_proj_weight": ones(12, 36)},
         ValueError,
-        "in_proj_weight: shape (12, 36), expected (36, 12); use in_proj_weight.T",
+        "in_proj_weight: shape (12, 36), expected (36, 12) (outputs, inputs); use in_proj_weight.T",
     ),
     "integers": (
         STATE | {"in_proj_bias": ones(36, dtype=int)},

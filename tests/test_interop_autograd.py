@@ -112,3 +112,32 @@ def test_untraced_calls_are_the_engine_s():
         traced.additive_attention(
             *(x[..., :4] if n == "W_a" else x for n, x in training.inputs.items())
         )
+
+
+def test_a_boolean_mask_has_no_gradient():
+    x = np.eye(3)
+
+    def loss(mask):
+        return anp.sum(traced.scaled_dot_product_attention(x, x, x, mask))
+
+    with pytest.raises(TypeError, match="attn_mask: a boolean mask has no gradient"):
+        grad(loss)(np.tri(3) > 0)
+    assert grad(loss)(np.log(np.tri(3) + 1)).any()
+
+
+def test_a_second_derivative_is_refused():
+    x = np.eye(3)
+
+    def slope(x):
+        return anp.sum(grad(lambda q: anp.sum(traced.dot_attention(q, x).context ** 2))(x) ** 2)
+
+    assert slope(x) > 0
+    with pytest.raises(NotImplementedError, match="the attentions can be differentiated once"):
+        grad(slope)(x)
+
+
+def test_an_option_that_is_traced_is_refused():
+    """Without the error a learned bias would silently never be trained."""
+    x = np.eye(3)
+    with pytest.raises(TypeError, match="mask: has no gradient here"):
+        grad(lambda mask: anp.sum(traced.dot_attention(x, x, mask=mask).context))(np.zeros((3, 3)))

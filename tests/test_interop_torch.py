@@ -98,12 +98,15 @@ def test_an_expanded_gradient_and_unused_outputs():
     assert by_context.any() and by_weights.any() and not by_context.equal(by_weights)
 
 
-def test_a_second_derivative_is_refused():
+@pytest.mark.parametrize("loss", [lambda gradient: gradient.sum(), lambda gradient: gradient[0, 0]])
+def test_a_second_derivative_is_refused(loss):
     query = torch.randn(3, 4, requires_grad=True)
     output = ours.scaled_dot_product_attention(query, query, query)
+    (plain,) = torch.autograd.grad((output**2).sum(), query, retain_graph=True)
     (gradient,) = torch.autograd.grad((output**2).sum(), query, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        gradient.sum().backward()
+    assert gradient.requires_grad and gradient.equal(plain) and not plain.requires_grad
+    with pytest.raises(NotImplementedError, match="the attentions can be differentiated once"):
+        loss(gradient).backward()
 
 
 def test_what_the_engine_refuses():

@@ -18,13 +18,15 @@ PYTHON_FILES = sorted(
 
 # A module imports only modules before it.
 LAYERS = [
-    *("_core", "_load", "shapes", "shapes_classic", "arrays", "options", "weights", "viz"),
+    *("_core", "_load", "shapes", "routes", "repairs", "misfits", "shapes_attention"),
+    *("shapes_classic", "arrays", "options", "weights", "viz"),
     *("analysis", "outputs", "problem", "packed", "config", "projected", "problem_classic"),
     *("problem_additive", "additive", "multiplicative", "monotonic", "dot_product"),
-    *("problem_backward", "backward", "varlen", "plans", "merge"),
+    *("problem_backward", "backward", "varlen", "merge", "projection"),
     *("problem_classic_backward", "classic_backward"),
     *("cache_kind", "pages", "pools", "problem_cache", "cache", "rotary"),
-    *("projection", "parameters", "problem_multihead", "multihead", "doctor", "__init__"),
+    *("parameters", "problem_multihead", "multihead_backward", "multihead"),
+    *("plans", "doctor", "__init__"),
 ]
 # Programs on top of the package: they use it, and it knows nothing of them.
 EXTRAS = ["bench", "cli", "demo", "interop", "report", "__main__"]

@@ -9,7 +9,7 @@ import pytest
 from multihead import make_inputs, make_layer
 from oracle import assert_same_bits
 
-from attn_engine import MultiheadAttention
+from attn_engine import MultiheadAttention, ShapeError
 
 
 def test_names_order_and_shapes():
@@ -202,3 +202,67 @@ def test_without_the_package_the_message_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "safetensors", None)
     with pytest.raises(ImportError, match=r"pip install 'attn_engine\[safetensors\]'"):
         MultiheadAttention.from_safetensors("model.safetensors", num_heads=4)
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "message"),
+    [
+        (lambda layer: setattr(layer, "in_proj_weight", layer.in_proj_weight.T), ValueError,
+            "in_proj_weight: shape (12, 36), expected (36, 12) (outputs, inputs); use in_proj_weight.T"),
+        (lambda layer: setattr(layer.out_proj, "bias", np.zeros((1, 12), np.float32)), ValueError,
+            "out_proj.bias: shape (1, 12), expected (12,) (outputs,); use out_proj.bias.reshape(12,)"),
+        (lambda layer: setattr(layer.out_proj, "weight", np.zeros((12, 5), np.float32)), ValueError,
+            "out_proj.weight: shape (12, 5), expected (12, 12) (outputs, inputs); load_state_dict"),
+        (lambda layer: setattr(layer, "in_proj_bias", np.zeros(36)), TypeError,
+            "in_proj_bias: got float64, expected an array of float32; load_state_dict converts"),
+        (lambda layer: setattr(layer, "in_proj_bias", None), TypeError,
+            "in_proj_bias: got NoneType, expected an array of float32"),
+    ],
+)  # fmt: skip
+def test_an_attribute_that_does_not_fit_is_an_error_of_the_call(change, kind, message):
+    layer = MultiheadAttention(12, 6)
+    change(layer)
+    x = np.zeros((5, 2, 12), np.float32)
+    with pytest.raises(kind) as error:
+        layer(x, x, x)
+    assert str(error.value).startswith(message)
+
+
+def test_shapes_of_a_state_dict_have_a_diagnosis():
+    layer = MultiheadAttention(12, 6)
+    parameters = layer.state_dict()
+    parameters["in_proj_weight"] = parameters["in_proj_weight"].T
+    with pytest.raises(ShapeError) as error:
+        layer.load_state_dict(parameters)
+    assert error.value.tensor == "in_proj_weight" and error.value.expected == (36, 12)
+    assert error.value.code == {"in_proj_weight": "in_proj_weight.T"}
+
+
+@pytest.mark.parametrize(("dtype", "number"), [("float32", 1e300), ("float16", 1e5)])
+def test_a_number_that_becomes_infinite_is_refused(dtype, number):
+    layer = MultiheadAttention(12, 6, dtype=dtype)
+    parameters = {n: x.astype(np.float64) for n, x in layer.state_dict().items()}
+    parameters["out_proj.weight"][3, 4] = number
+    with pytest.raises(ValueError) as error:
+        layer.load_state_dict(parameters)
+    assert str(error.value) == (
+        f"out_proj.weight: got {number} at index (3, 4), which is infinite in {dtype}; build the "
+        f"layer with dtype='float64'"
+    )
+    parameters["out_proj.weight"][3, 4] = np.inf  # as it came
+    layer.load_state_dict(parameters)
+    assert np.isinf(layer.out_proj.weight[3, 4])
+
+
+def test_a_layer_shows_how_it_is_made():
+    assert repr(MultiheadAttention(12, 6)) == (
+        "MultiheadAttention(embed_dim=12, num_heads=6, dtype=float32)"
+    )
+    text = (
+        "MultiheadAttention(embed_dim=12, num_heads=6, num_kv_heads=2, dropout=0.5, bias=False, "
+        "kdim=5, batch_first=True, dtype=float64)"
+    )
+    layer = MultiheadAttention(
+        12, 6, 0.5, False, kdim=5, batch_first=True, dtype="float64", num_kv_heads=2
+    )
+    assert repr(layer) == text

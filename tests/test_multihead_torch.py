@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from multihead import CONFIGURATIONS, DRAWS, Call, make_inputs, make_layer, random_call
+from multihead_gradients import TENSORS, flattened, with_cotangents
 
 from attn_engine import MultiheadAttention
 
@@ -23,13 +24,14 @@ def to_torch(layer):
         kdim=layer.kdim,
         vdim=layer.vdim,
         batch_first=layer.batch_first,
+        dtype=getattr(torch, layer.dtype.name),
     ).eval()
     module.load_state_dict({n: torch.from_numpy(a) for n, a in layer.state_dict().items()})
     return module
 
 
-def run_torch(module, arguments, **options):
-    """Output and weights; torch takes is_causal for a hint, so that the mask has to say it."""
+def for_torch(module, arguments):
+    """Arguments of one array for each; torch takes is_causal for a hint: the mask has to say it."""
     arguments = dict(arguments)
     if arguments.pop("is_causal", False):
         mask = arguments.get("attn_mask", np.False_)
@@ -37,6 +39,12 @@ def run_torch(module, arguments, **options):
         n_q, n_kv = (arguments[name].shape[axis] for name in ("query", "key"))
         hidden = np.True_ if mask.dtype == bool else np.float32(-np.inf)
         arguments["attn_mask"] = np.where(np.tri(n_q, n_kv, dtype=bool), mask, hidden)
+    return arguments
+
+
+def run_torch(module, arguments, **options):
+    """Output and weights."""
+    arguments = for_torch(module, arguments)
     tensors = {id(array): torch.from_numpy(array) for array in arguments.values()}
     arguments = {name: tensors[id(array)] for name, array in arguments.items()}
     with torch.inference_mode():
@@ -66,6 +74,35 @@ def test_equals_torch(configuration):
                 np.testing.assert_allclose(got[same], expected[same], rtol=0, atol=1e-5)
                 compared += same.mean() > 0.5
     assert compared > 4 * DRAWS
+
+
+@pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=str)
+def test_gradients_equal_torch_s(configuration):
+    """Of inputs, masks and parameters; torch's are NaN where one row of a batch sees no key."""
+    compared = 0
+    for seed in range(DRAWS):
+        call = random_call(configuration | {"dtype": np.float64}, seed)
+        training = with_cotangents(call, seed, weights=seed % 2 == 0, average=seed % 4 == 0)
+        ours, module = flattened(training.run()), to_torch(call.layer)
+        arguments = for_torch(module, call.arguments)
+        wide = {n: x if x.dtype == bool else x.astype(np.float64) for n, x in arguments.items()}
+        leaves = {n: torch.tensor(x, requires_grad=n in ours) for n, x in wide.items()}
+        options = {"need_weights": seed % 2 == 0, "average_attn_weights": seed % 4 == 0}
+        output, weights = module(**leaves, **options)
+        loss = (output * torch.tensor(training.grad_output)).sum()
+        if weights is not None:
+            loss = loss + (weights * torch.tensor(training.grad_weights)).sum()
+        loss.backward()
+        theirs = {name: x.grad for name, x in leaves.items()}
+        theirs |= {name: x.grad for name, x in module.named_parameters()}
+        for name, x in ours.items():
+            expected = theirs[name].numpy()
+            assert np.isfinite(x).all()
+            if np.isfinite(expected).all():
+                tolerance = 1e-5 if x.dtype == np.float32 else 1e-10  # masks may be float32
+                np.testing.assert_allclose(x, expected, rtol=tolerance, atol=tolerance)
+                compared += name in TENSORS
+    assert compared > 2 * DRAWS
 
 
 @pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=str)

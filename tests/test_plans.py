@@ -7,6 +7,7 @@ from messages import ones
 import attn_engine
 from attn_engine import (
     KVCache,
+    MultiheadAttention,
     additive_attention,
     concat_attention,
     dot_attention,
@@ -15,6 +16,7 @@ from attn_engine import (
     project_keys,
     scaled_dot_product_attention,
     scaled_dot_product_attention_varlen,
+    self_attention,
     softmax,
 )
 
@@ -76,6 +78,22 @@ def test_a_plan_of_additive_attention_by_hand():
     assert longer["key_blocks"] * plan["block_kv"] == 1600
 
 
+def test_self_attention_layers_and_caches_have_the_plan_of_their_attention():
+    x = ones(2, 300, 24)
+    heads = ones(2, 300, 3, 8)
+    plan = explain(heads, heads, heads, layout="bshd", return_weights=True, num_threads=1)
+    assert explain(self_attention, x, *[ones(24, 24)] * 3, num_heads=3, num_threads=1) == plan
+    layer = MultiheadAttention(24, 3, batch_first=True)
+    assert explain(layer, x, x, x, num_threads=1)["key_blocks"] == plan["key_blocks"]
+    mask = np.zeros((300, 300), bool)
+    assert explain(layer.forward, x, x, x, attn_mask=mask, num_threads=1)["kernel"] == "prefill"
+    cache = KVCache(2, 3, 8, 300)
+    cache.append(heads.swapaxes(1, 2), heads.swapaxes(1, 2))
+    plan = explain(cache.attend, heads[:, :1].swapaxes(1, 2), num_threads=1)
+    assert (plan["kernel"], plan["key_blocks"]) == ("decode", -(-300 // plan["block_kv"]))
+    assert cache.lengths.tolist() == [300, 300]
+
+
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
@@ -88,9 +106,9 @@ def test_a_plan_of_additive_attention_by_hand():
         ((dot_attention,), {"keys": KEYS}, "explain: missing a required argument: 'query' of dot"),
         ((softmax, LARGE), {}, "explain: no plan of softmax, expected one of scaled_"),
         (
-            (KVCache(1, 1, 4, 8).attend, LARGE),
+            (KVCache(1, 1, 4, 8).append, LARGE),
             {},
-            "explain: no plan of KVCache.attend, expected one of scaled_",
+            "explain: no plan of KVCache.append, expected one of scaled_",
         ),
         ((additive_attention, QUERY, KEYS, None, None, 1), {}, "v_a: dtype int64 is not float16"),
     ],

@@ -148,7 +148,7 @@ BROKEN = {
     "table rank": (ValueError, {"cos": COS[None]}, "cos: shape (1, 50, 6), expected (positions"),
     "table number": (ValueError, {"cos": 1.0}, "cos: shape (), expected (positions, 6)"),
     "long table": (ValueError, {"position_ids": None},
-        "cos: shape (50, 6), expected (7, 6) or (2, 7, 6) for x (2, 3, 7, 12); a longer table"),
+        "cos: n is 50 but x (2, 3, 7, 12) has n 7 (cos (50, 6), axes (n, rotary_dim / 2)); a longer"),
     "beyond the table": (ValueError, {"position_ids": np.full((2, 7), 50)},
         "position_ids: got 50 at index (0, 0), expected 0 to 49"),
     "negative": (ValueError, {"position_ids": np.arange(7) - 1}, "position_ids: got -1 at index 0"),

@@ -25,7 +25,8 @@ from .dot_product import (
 )
 from .merge import MergedAttention, merge_attention
 from .monotonic import monotonic_attention
-from .multihead import MultiheadAttention, MultiheadResult
+from .multihead import MultiheadAttention, MultiheadResult, SavedMultiheadResult
+from .multihead_backward import MultiheadGradients
 from .multiplicative import dot_attention, general_attention
 from .outputs import ContextResult
 from .plans import explain
@@ -46,8 +47,10 @@ __all__ = [
     "KVCache",
     "MergedAttention",
     "MultiheadAttention",
+    "MultiheadGradients",
     "MultiheadResult",
     "ProjectedKeys",
+    "SavedMultiheadResult",
     "SelfAttentionResult",
     "ShapeError",
     "__version__",

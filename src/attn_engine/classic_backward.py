@@ -1,14 +1,23 @@
 """The backward pass of recurrent networks' attentions: the public functions."""
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from . import problem_classic_backward as problem
 from ._core import additive_backward as _backward
 from .config import resolve_threads
+from .problem_classic_backward import (
+    ADDITIVE,
+    CONCAT,
+    DOT,
+    GENERAL,
+    ClassicBackward,
+    additive_backward,
+    concat_backward,
+    multiplicative_backward,
+)
 
 
 class AdditiveGradients(NamedTuple):
@@ -67,7 +76,7 @@ def additive_attention_backward(
     v_scale: float | None = None,
     location: ArrayLike | None = None,
     grad_weights: ArrayLike | None = None,
-    needs: Iterable[str] = problem.ADDITIVE,
+    needs: Iterable[str] = ADDITIVE,
     num_threads: int | None = None,
 ) -> AdditiveGradients:
     r"""Gradients of `additive_attention` by its inputs, from the weights it returned.
@@ -89,7 +98,8 @@ def additive_attention_backward(
         As the forward was given; `keys` as states, not as `project_keys` returns them.
     weights : array_like, shape (..., T_dec, T_enc)
         What the forward returned. They say what was hidden, whose weight is 0: masks and lengths
-        are not needed again.
+        are not needed again. Weights of another call are noticed only by rows that are negative or
+        do not sum to 1.
     grad_weights : array_like, shape of the weights, optional
         Gradient by the weights, in their dtype, for losses on the alignment.
     needs : iterable of str
@@ -108,7 +118,7 @@ def additive_attention_backward(
     Raises
     ------
     ValueError
-        A shape or a value is wrong, or rows of weights do not sum to 1. Nothing is returned then.
+        A shape or a value is wrong: rows of weights that do not sum to 1. Nothing is returned then.
     TypeError
         An argument is of a wrong kind.
     MemoryError
@@ -134,25 +144,12 @@ def additive_attention_backward(
     >>> gradients.query.round(3), gradients.keys.ravel().round(3)
     (array([-0.126]), array([0.101, 0.773]))
     """
-    call = problem.additive_backward(
-        grad_context,
-        weights,
-        grad_weights,
-        needs,
-        num_heads,
-        resolve_threads(num_threads),
-        query=query,
-        keys=keys,
-        W_a=W_a,
-        U_a=U_a,
-        v_a=v_a,
-        values=values,
-        bias=bias,
-        v_scale=v_scale,
-        location=location,
+    inputs = {"query": query, "keys": keys, "W_a": W_a, "U_a": U_a, "v_a": v_a, "values": values}
+    inputs |= {"bias": bias, "v_scale": v_scale, "location": location}
+    given = grad_context, weights, grad_weights, needs, num_heads
+    return AdditiveGradients(
+        **_run(additive_backward, ClassicBackward.additive, given, num_threads, inputs)
     )
-    _run(call)
-    return AdditiveGradients(**call.additive())
 
 
 def concat_attention_backward(
@@ -166,7 +163,7 @@ def concat_attention_backward(
     *,
     num_heads: int = 1,
     grad_weights: ArrayLike | None = None,
-    needs: Iterable[str] = problem.CONCAT,
+    needs: Iterable[str] = CONCAT,
     num_threads: int | None = None,
 ) -> ConcatGradients:
     """Gradients of `concat_attention` by its inputs, from the weights it returned.
@@ -188,21 +185,11 @@ def concat_attention_backward(
     ValueError, TypeError, MemoryError
         As `additive_attention_backward`.
     """
-    call = problem.concat_backward(
-        grad_context,
-        weights,
-        grad_weights,
-        needs,
-        num_heads,
-        resolve_threads(num_threads),
-        query=query,
-        keys=keys,
-        W_c=W_c,
-        v=v,
-        values=values,
+    inputs = {"query": query, "keys": keys, "W_c": W_c, "v": v, "values": values}
+    given = grad_context, weights, grad_weights, needs, num_heads
+    return ConcatGradients(
+        **_run(concat_backward, ClassicBackward.concat, given, num_threads, inputs)
     )
-    _run(call)
-    return ConcatGradients(**call.concat())
 
 
 def general_attention_backward(
@@ -215,7 +202,7 @@ def general_attention_backward(
     *,
     num_heads: int = 1,
     grad_weights: ArrayLike | None = None,
-    needs: Iterable[str] = problem.GENERAL,
+    needs: Iterable[str] = GENERAL,
     num_threads: int | None = None,
 ) -> GeneralGradients:
     """Gradients of `general_attention` by its inputs, from the weights it returned.
@@ -237,21 +224,11 @@ def general_attention_backward(
     ValueError, TypeError, MemoryError
         As `additive_attention_backward`.
     """
-    call = problem.multiplicative_backward(
-        grad_context,
-        weights,
-        grad_weights,
-        needs,
-        resolve_threads(num_threads),
-        problem.GENERAL,
-        num_heads,
-        query=query,
-        keys=keys,
-        W=W,
-        values=values,
+    inputs = {"query": query, "keys": keys, "W": W, "values": values}
+    given = grad_context, weights, grad_weights, needs, num_heads
+    return GeneralGradients(
+        **_run(multiplicative_backward, ClassicBackward.multiplicative, given, num_threads, inputs)
     )
-    _run(call)
-    return GeneralGradients(**call.multiplicative())
 
 
 def dot_attention_backward(
@@ -262,7 +239,7 @@ def dot_attention_backward(
     weights: ArrayLike,
     *,
     grad_weights: ArrayLike | None = None,
-    needs: Iterable[str] = problem.DOT,
+    needs: Iterable[str] = DOT,
     num_threads: int | None = None,
 ) -> DotGradients:
     """Gradients of `dot_attention` by its inputs, from the weights it returned.
@@ -284,22 +261,22 @@ def dot_attention_backward(
     ValueError, TypeError, MemoryError
         As `additive_attention_backward`.
     """
-    call = problem.multiplicative_backward(
-        grad_context,
-        weights,
-        grad_weights,
-        needs,
-        resolve_threads(num_threads),
-        problem.DOT,
-        query=query,
-        keys=keys,
-        values=values,
+    inputs = {"query": query, "keys": keys, "values": values}
+    given = grad_context, weights, grad_weights, needs, 1
+    return DotGradients(
+        **_run(multiplicative_backward, ClassicBackward.multiplicative, given, num_threads, inputs)
     )
-    _run(call)
-    return DotGradients(**call.multiplicative())
 
 
-def _run(call: problem.ClassicBackward) -> None:
-    """The core, where anything is wanted of it."""
+def _run(
+    check: Callable[..., ClassicBackward],
+    finish: Callable[[ClassicBackward], dict[str, np.ndarray | None]],
+    given: tuple,
+    num_threads: int | None,
+    inputs: dict[str, Any],
+) -> dict[str, np.ndarray | None]:
+    """Check a call, run the core where anything is wanted of it, and finish what it left."""
+    call = check(*given, resolve_threads(num_threads), inputs)
     if call.gradients:
         _backward(*call.arguments)
+    return finish(call)

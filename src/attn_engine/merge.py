@@ -7,8 +7,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from .arrays import as_floats, check_same_dtype, compute_type, native
+from .misfits import wrong_shape
 from .options import check_layout
-from .shapes import ShapeError
+from .shapes import ShapeError, batch_words, in_words
 
 
 class MergedAttention(NamedTuple):
@@ -111,25 +112,34 @@ def _parts(outputs: Any, lses: Any, bshd: bool) -> tuple[list[np.ndarray], list[
     else:
         rows = first.shape[:-1]
     compute = compute_type(first.dtype)
+    turned = (*batch_words(first.ndim - 3), "n_heads", "n_q")[-len(rows) :]
+    axes = (*turned[:-2], *reversed(turned[-2:])) if bshd else turned
     for i, (output, lse) in enumerate(zip(outputs, lses, strict=True)):
         check_same_dtype(f"outputs[{i}]", output, "outputs[0]", first)
         if output.shape != first.shape:
-            raise ShapeError(
+            raise wrong_shape(
                 f"outputs[{i}]: shape {output.shape} but outputs[0] has {first.shape}",
+                f"outputs[{i}]", output.shape, {(*axes, "d_v"): first.shape},
                 "all parts are of the same queries, heads and d_v",
-                f"outputs[{i}]", output.shape, first.shape, "that of outputs[0]",
             )  # fmt: skip
         if native(lse.dtype) != compute:
             raise TypeError(
                 f"lses[{i}]: dtype {lse.dtype}, expected {compute} beside outputs of {first.dtype}"
             )
         if lse.shape != rows:
-            raise ShapeError(
+            what = (
                 f"lses[{i}]: shape {lse.shape}, expected {rows}, (..., n_heads, n_q) of outputs "
-                f"{first.shape} in layout {'bshd' if bshd else 'bhsd'}",
-                "pass layout= as in the calls, or lse.squeeze(-1) for one with an axis of 1",
-                f"lses[{i}]", lse.shape, rows, "(..., n_heads, n_q)",
-            )  # fmt: skip
+                f"{first.shape} in layout {'bshd' if bshd else 'bhsd'}"
+            )
+            if all(each.shape == (*rows[:-2], *reversed(rows[-2:])) for each in lses):
+                other = "bhsd" if bshd else "bshd"
+                fix = f'pass layout="{other}" as in the calls'
+                raise ShapeError(
+                    what, fix, f"lses[{i}]", lse.shape, lse.shape, in_words(turned),
+                    {"layout": other},
+                )  # fmt: skip
+            give = "give a number for each row of outputs"
+            raise wrong_shape(what, f"lses[{i}]", lse.shape, {turned: rows}, give)
     if bshd and first.ndim > 2:
         outputs = [np.swapaxes(output, -2, -3) for output in outputs]
     return outputs, [lse.astype(compute, copy=False) for lse in lses]

@@ -4,7 +4,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from .arrays import as_floats, check_same_dtype, compute_type, native
-from .shapes import ShapeError, reshape_fix
+from .misfits import wrong_shape
+from .shapes import ShapeError, batch_words
 
 
 def monotonic_attention(
@@ -61,13 +62,13 @@ def monotonic_attention(
     previous = as_floats("previous_alignment", previous_alignment)
     check_same_dtype("previous_alignment", previous, "p_choose", p)
     if p.ndim == 0:
-        raise ValueError("p_choose: a single number, expected shape (..., T_enc)")
+        what = "p_choose: a single number, expected shape (..., T_enc)"
+        raise ShapeError(what, "one for each key", "p_choose", (), (1,), "(T_enc,)")
     if previous.shape != p.shape:
-        raise ShapeError(
-            f"previous_alignment: shape {previous.shape}, expected that of p_choose, {p.shape}",
-            reshape_fix("previous_alignment", previous.shape, p.shape, "nothing is broadcast"),
-            "previous_alignment", previous.shape, p.shape, "(..., T_enc)",
-        )  # fmt: skip
+        what = f"previous_alignment: shape {previous.shape}, expected that of p_choose, {p.shape}"
+        right = {(*batch_words(p.ndim - 1), "T_enc"): p.shape}
+        otherwise = f"make it {p.shape}, nothing is broadcast"
+        raise wrong_shape(what, "previous_alignment", previous.shape, right, otherwise)
     dtype, compute = native(p.dtype), compute_type(p.dtype)
     p, previous = p.astype(compute), previous.astype(compute)
     if not ((p >= 0) & (p <= 1)).all():

@@ -1,29 +1,20 @@
 """`MultiheadAttention`: the layer of the transformer, with torch's parameters and no torch."""
 
-from collections.abc import Mapping
-from operator import attrgetter
-from os import PathLike
-from types import SimpleNamespace
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, DTypeLike
+from numpy.typing import ArrayLike
 
 from . import config
-from .arrays import as_dtype, as_floats, compute_type
+from .arrays import as_array, compute_type
 from .dot_product import scaled_dot_product_attention
-from .options import check_count, check_flag, check_share
+from .multihead_backward import NAMES, MultiheadGradients, Saved, multihead_backward
+from .options import check_flag
 from .outputs import weights_html
-from .parameters import (
-    check_parameters,
-    initial_parameters,
-    parameter_shapes,
-    read_arguments,
-    read_safetensors,
-)
+from .parameters import MultiheadParameters
 from .problem_multihead import Inputs, check_inputs, engine_masks
 from .projection import heads_first, project, project_inputs, with_rows
-from .shapes import Shape
 
 
 class MultiheadResult(NamedTuple):
@@ -34,7 +25,16 @@ class MultiheadResult(NamedTuple):
     _repr_html_ = weights_html
 
 
-class MultiheadAttention:
+class SavedMultiheadResult(NamedTuple):
+    """What `MultiheadAttention.forward_and_save` returns."""
+
+    output: np.ndarray
+    weights: np.ndarray | None
+    saved: Saved
+    _repr_html_ = weights_html
+
+
+class MultiheadAttention(MultiheadParameters):
     r"""``torch.nn.MultiheadAttention`` for NumPy: in its masks **True = ignore**, as in torch.
 
     .. math:: \mathrm{Concat}(\mathrm{head}_1, \dots, \mathrm{head}_h) W^O, \quad
@@ -43,7 +43,8 @@ class MultiheadAttention:
     Arguments, names of parameters, layouts and numbers are torch's, so that weights trained there
     run here. A new layer is in evaluation mode. Parameters are arrays under torch's names
     (``layer.in_proj_weight``, ``layer.out_proj.bias``), None where the layer has none; change them
-    with `load_state_dict`.
+    with `load_state_dict`, or those of `named_parameters` in place. To train the layer call
+    `forward_and_save` and `backward`.
 
     Parameters
     ----------
@@ -107,163 +108,6 @@ class MultiheadAttention:
     ((2, 5, 128), (2, 5, 10))
     """
 
-    def __init__(
-        self,
-        embed_dim: int,
-        num_heads: int,
-        dropout: float = 0.0,
-        bias: bool = True,
-        add_bias_kv: bool = False,
-        add_zero_attn: bool = False,
-        kdim: int | None = None,
-        vdim: int | None = None,
-        batch_first: bool = False,
-        *,
-        dtype: DTypeLike = np.float32,
-        num_kv_heads: int | None = None,
-        rng: np.random.Generator | int | None = None,
-    ):
-        self.embed_dim = check_count("embed_dim", embed_dim)
-        self.num_heads = check_count("num_heads", num_heads)
-        self.num_kv_heads = (
-            self.num_heads if num_kv_heads is None else check_count("num_kv_heads", num_kv_heads)
-        )
-        for name, size, divisor, of in (
-            ("embed_dim", self.embed_dim, self.num_heads, "num_heads"),
-            ("num_heads", self.num_heads, self.num_kv_heads, "num_kv_heads"),
-        ):
-            if size % divisor:
-                raise ValueError(f"{name}: {size} is not a multiple of {of}, which is {divisor}")
-        self.kdim = self.embed_dim if kdim is None else check_count("kdim", kdim)
-        self.vdim = self.embed_dim if vdim is None else check_count("vdim", vdim)
-        self.head_dim = self.embed_dim // self.num_heads
-        self._kv_dim = self.num_kv_heads * self.head_dim
-        self.dropout = check_share("dropout", dropout)
-        self.bias = check_flag("bias", bias)
-        self.add_bias_kv = check_flag("add_bias_kv", add_bias_kv)
-        self.add_zero_attn = check_flag("add_zero_attn", add_zero_attn)
-        self.batch_first = check_flag("batch_first", batch_first)
-        self.dtype = as_dtype(dtype)
-        self.training = False
-        self._rng = np.random.default_rng(rng)
-        self._set(initial_parameters(self._shapes(), self._rng))
-
-    def _shapes(self) -> dict[str, Shape]:
-        """The shape of every parameter."""
-        return parameter_shapes(
-            self.embed_dim, self._kv_dim, self.kdim, self.vdim, self.bias, self.add_bias_kv
-        )
-
-    def _set(self, parameters: Mapping[str, np.ndarray]) -> None:
-        """Hold copies, rounded to the layer's dtype, in the type they are computed in."""
-        compute = compute_type(self.dtype)
-        with np.errstate(over="ignore"):  # what float16 cannot hold is infinite there
-            held = {
-                name: np.array(array.astype(self.dtype), compute, order="C")
-                for name, array in parameters.items()
-            }
-        self.in_proj_weight = held.get("in_proj_weight")
-        self.q_proj_weight = held.get("q_proj_weight")
-        self.k_proj_weight = held.get("k_proj_weight")
-        self.v_proj_weight = held.get("v_proj_weight")
-        self.in_proj_bias = held.get("in_proj_bias")
-        self.bias_k = held.get("bias_k")
-        self.bias_v = held.get("bias_v")
-        self.out_proj = SimpleNamespace(
-            weight=held["out_proj.weight"], bias=held.get("out_proj.bias")
-        )
-
-    def state_dict(self) -> dict[str, np.ndarray]:
-        """Copies of the parameters under torch's names, in torch's order and the layer's dtype."""
-        return {name: attrgetter(name)(self).astype(self.dtype) for name in self._shapes()}
-
-    def load_state_dict(self, state_dict: Mapping[str, ArrayLike]) -> None:
-        """Copy parameters from arrays or tensors under torch's names.
-
-        Parameters
-        ----------
-        state_dict : mapping of str to array_like
-            All parameters of the layer and no others, of any floating dtype; they are rounded to
-            the layer's.
-
-        Raises
-        ------
-        ValueError
-            Names are missing or unexpected, or a shape is wrong. The layer is unchanged then.
-        TypeError
-            Not a mapping, a parameter is not floating, a tensor requires grad or lives elsewhere.
-        """
-        self._set(check_parameters(state_dict, self._shapes()))
-
-    @classmethod
-    def from_torch(cls, module: Any) -> "MultiheadAttention":
-        """A layer with the arguments and copies of the parameters of a torch.nn.MultiheadAttention.
-
-        It is in evaluation mode, whatever the module is in. TypeError if the module is another.
-        """
-        try:
-            num_heads = module.num_heads
-            options = {n: getattr(module, n) for n in ("dropout", "add_zero_attn", "batch_first")}
-        except AttributeError as error:
-            raise TypeError(
-                f"module: got {type(module).__name__}, expected torch.nn.MultiheadAttention; {error}"
-            ) from None
-        return cls._from_parameters(module.state_dict(), num_heads, "module", options)
-
-    @classmethod
-    def from_safetensors(
-        cls,
-        path: str | PathLike,
-        prefix: str = "",
-        *,
-        num_heads: int,
-        dropout: float = 0.0,
-        add_zero_attn: bool = False,
-        batch_first: bool = False,
-    ) -> "MultiheadAttention":
-        """A layer with the parameters that a safetensors file has under torch's names.
-
-        Parameters
-        ----------
-        path : str or path
-        prefix : str
-            What stands before the names, e.g. ``"encoder.layers.0.self_attn"``.
-        num_heads, dropout, add_zero_attn, batch_first
-            As of the constructor; no file says them. The other arguments are read off the shapes.
-
-        Raises
-        ------
-        ImportError
-            The package safetensors is missing; the extra of that name brings it.
-        ValueError
-            Parameters are missing or unexpected, or their shapes do not fit together.
-        TypeError
-            The parameters are bfloat16, and the package ml_dtypes is missing.
-        """
-        options = {"dropout": dropout, "add_zero_attn": add_zero_attn, "batch_first": batch_first}
-        parameters = read_safetensors(path, prefix)
-        return cls._from_parameters(parameters, num_heads, str(path), options)
-
-    @classmethod
-    def _from_parameters(
-        cls, parameters: Mapping[str, Any], num_heads: int, source: str, options: dict[str, Any]
-    ) -> "MultiheadAttention":
-        """A layer made to fit its parameters."""
-        arguments = read_arguments(parameters, num_heads, source)
-        dtype = as_floats("out_proj.weight", parameters["out_proj.weight"]).dtype
-        layer = cls(**arguments, **options, dtype=dtype)
-        layer.load_state_dict(parameters)
-        return layer
-
-    def train(self, mode: bool = True) -> "MultiheadAttention":
-        """Switch dropout on, or off with False; returns the layer."""
-        self.training = check_flag("mode", mode)
-        return self
-
-    def eval(self) -> "MultiheadAttention":
-        """Switch dropout off; returns the layer."""
-        return self.train(False)
-
     def forward(
         self,
         query: ArrayLike,
@@ -318,20 +162,147 @@ class MultiheadAttention:
         TypeError
             An argument is of a wrong kind: another dtype than the layer's, an integer mask.
         """
+        tensors, masks = (query, key, value), (key_padding_mask, attn_mask, is_causal)
+        result = self._run(tensors, masks, need_weights, average_attn_weights, num_threads, False)
+        return MultiheadResult(result.output, result.weights)
+
+    __call__ = forward
+
+    def forward_and_save(
+        self,
+        query: ArrayLike,
+        key: ArrayLike,
+        value: ArrayLike,
+        key_padding_mask: ArrayLike | None = None,
+        need_weights: bool = True,
+        attn_mask: ArrayLike | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+        *,
+        num_threads: int | None = None,
+    ) -> SavedMultiheadResult:
+        """`forward`, and what `backward` needs of it.
+
+        Parameters
+        ----------
+        query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights
+            As in `forward`.
+        is_causal, num_threads
+            As in `forward`.
+
+        Returns
+        -------
+        output, weights
+            As `forward`, in the same bits.
+        saved : Saved
+            For `backward`: references to the inputs and parameters, which are not to be changed in
+            place before that, and the projected queries, keys and values, the heads and their lse.
+
+        Raises
+        ------
+        ValueError, TypeError
+            As `forward`.
+        """
+        tensors, masks = (query, key, value), (key_padding_mask, attn_mask, is_causal)
+        return self._run(tensors, masks, need_weights, average_attn_weights, num_threads, True)
+
+    def backward(
+        self,
+        grad_output: ArrayLike,
+        saved: Saved,
+        *,
+        grad_weights: ArrayLike | None = None,
+        needs: Iterable[str] = NAMES,
+        num_threads: int | None = None,
+    ) -> MultiheadGradients:
+        r"""Gradients of a call by its inputs and the layer's parameters.
+
+        Parameters
+        ----------
+        grad_output : array_like, shape and dtype of the output
+            Gradient by the output; any strides.
+        saved : Saved
+            What `forward_and_save` returned, of this layer.
+        grad_weights : array_like, shape and dtype of the weights, optional
+            Gradient by the weights that were returned, averaged or not, for losses on the alignment.
+        needs : iterable of str
+            Which gradients to compute, by the names of the result or of single parameters; the
+            others are None. A name whose argument was not given, or is a boolean mask, gives None
+            too.
+        num_threads : int, optional
+            Upper bound for attention; see `set_num_threads` for the default.
+
+        Returns
+        -------
+        query, key, value : ndarray
+            In shape and dtype of the argument. The gradient by one array that was passed as several
+            of them is the sum of theirs.
+        key_padding_mask, attn_mask : ndarray
+            Of a floating mask, in its own shape and dtype.
+        parameters : dict of str to ndarray
+            Under the names of `state_dict`, in the layer's dtype.
+
+        Raises
+        ------
+        ValueError
+            A shape or a value is wrong, or `saved` is another layer's. Nothing is returned then.
+        TypeError
+            An argument is of a wrong kind.
+        MemoryError
+            No memory for the gradients or for scratch space.
+
+        Notes
+        -----
+        The products are NumPy's; attention's own gradients are those of
+        `scaled_dot_product_attention_backward`, with its promises: what is hidden gets and gives a
+        gradient of exactly 0, and so does a row that sees no key (but for ``out_proj.bias``, which
+        is that row's output). float16 and bfloat16 are computed in float32 and rounded once at the
+        end.
+
+        Examples
+        --------
+        One step down the gradient of the sum of all outputs:
+
+        >>> import numpy as np
+        >>> from attn_engine import MultiheadAttention
+        >>> layer = MultiheadAttention(embed_dim=4, num_heads=2, batch_first=True, rng=0)
+        >>> x = np.eye(3, 4, dtype=np.float32)
+        >>> output, weights, saved = layer.forward_and_save(x, x, x)
+        >>> gradients = layer.backward(np.ones_like(output), saved)
+        >>> for name, parameter in layer.named_parameters():
+        ...     parameter -= 0.1 * gradients.parameters[name]
+        >>> bool(layer(x, x, x).output.sum() < output.sum())
+        True
+        """
+        if not isinstance(saved, Saved):
+            raise TypeError(
+                f"saved: got {type(saved).__name__}, expected what forward_and_save returned last"
+            )
+        if saved.layer is not self:
+            raise ValueError("saved: of a call of another layer; call forward_and_save of this one")
+        config.resolve_threads(num_threads)  # a wrong number is refused before anything is computed
+        return multihead_backward(saved, grad_output, grad_weights, needs, num_threads)
+
+    def _run(
+        self,
+        tensors: tuple[Any, Any, Any],
+        masks: tuple[Any, Any, Any],
+        need_weights: Any,
+        average: Any,
+        num_threads: Any,
+        save: bool,
+    ) -> SavedMultiheadResult:
+        """What `forward` says; `saved` is None unless asked for."""
         need_weights = check_flag("need_weights", need_weights)
-        average = check_flag("average_attn_weights", average_attn_weights)
-        is_causal = check_flag("is_causal", is_causal)
+        average = check_flag("average_attn_weights", average)
         threads = config.resolve_threads(num_threads)
-        features = (self.embed_dim, self.kdim, self.vdim)
-        inputs = check_inputs(query, key, value, self.dtype, features, self.batch_first)
-        added = self.add_bias_kv + self.add_zero_attn
-        masks = (key_padding_mask, attn_mask, is_causal)
-        options = engine_masks(*masks, inputs, self.num_heads, added, compute_type(self.dtype))
+        inputs, options, heads = self._prepared(tensors, masks, threads, save)
         if self.training and self.dropout:
             seed = int(self._rng.integers(2**64, dtype=np.uint64))
             options |= {"dropout_p": self.dropout, "dropout_seed": seed}
 
-        q, k, v = self._projected(inputs, threads)
+        q, k, v = heads
+        added = self.add_bias_kv + self.add_zero_attn
         context = np.empty(inputs.query.shape, q.dtype)
         attended = scaled_dot_product_attention(
             q,
@@ -339,21 +310,46 @@ class MultiheadAttention:
             v,
             enable_gqa=True,
             return_weights=need_weights,
+            return_lse=save,
             out=heads_first(context, self.head_dim, inputs.batch_axis),
             num_threads=num_threads,
             **options,
         )
         output = project(context, self.out_proj.weight, self.out_proj.bias, threads)
-        weights = None
+        weights = saved = None
         if need_weights:
             weights = np.roll(attended.weights, -added, -1) if added else attended.weights
             weights = weights.mean(1) if average else weights
             weights = weights.astype(self.dtype, copy=False)
+        if save:
+            given = {"key_padding_mask": masks[0], "attn_mask": masks[1]}
+            given = {name: None if x is None else as_array(name, x) for name, x in given.items()}
+            parameters, returned = dict(self.named_parameters()), average if need_weights else None
+            saved = Saved(
+                self, parameters, inputs, heads, context, attended.lse, options, given, returned
+            )
         if not inputs.batched:
             output, weights = output[0], weights[0] if need_weights else None
-        return MultiheadResult(output.astype(self.dtype, copy=False), weights)
+        return SavedMultiheadResult(output.astype(self.dtype, copy=False), weights, saved)
 
-    __call__ = forward
+    def _prepared(
+        self,
+        tensors: tuple[Any, Any, Any],
+        masks: tuple[Any, Any, Any],
+        threads: int,
+        keep_bias: bool = False,
+    ) -> tuple[Inputs, dict[str, Any], tuple[np.ndarray, ...]]:
+        """Checked inputs, what hides keys from attention, and what attends to what."""
+        padding, mask, is_causal = masks
+        is_causal = check_flag("is_causal", is_causal)
+        self._check()
+        features = (self.embed_dim, self.kdim, self.vdim)
+        inputs = check_inputs(*tensors, self.dtype, features, self.batch_first)
+        added, compute = self.add_bias_kv + self.add_zero_attn, compute_type(self.dtype)
+        options = engine_masks(
+            padding, mask, is_causal, inputs, self.num_heads, added, compute, keep_bias
+        )
+        return inputs, options, tuple(self._projected(inputs, threads))
 
     def _projected(self, inputs: Inputs, threads: int) -> list[np.ndarray]:
         """Queries, keys and values (batch, heads, n, head_dim), those that the layer adds first."""

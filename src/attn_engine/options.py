@@ -13,7 +13,8 @@ import numpy as np
 
 from ._core import UNBOUNDED
 from .arrays import LARGEST, as_floats, as_integers
-from .shapes import Shape, ShapeError, reshape_fix
+from .misfits import wrong_shape
+from .shapes import Shape, batch_words
 
 # No axis of an array in memory is longer: a wider window is no limit, and sums cannot overflow.
 _LONGEST = 2**48
@@ -139,11 +140,11 @@ def check_slopes(slopes: Any, batch: Shape, n_heads: int, compute: np.dtype) -> 
         return None
     slopes = as_floats("alibi_slopes", slopes)
     if slopes.shape not in ((n_heads,), (*batch, n_heads)):
-        raise ShapeError(
+        right = {(*batch_words(len(batch)), "n_heads"): (*batch, n_heads), ("n_heads",): (n_heads,)}
+        raise wrong_shape(
             f"alibi_slopes: shape {slopes.shape}, expected ({n_heads},), a slope for each query head"
             + (f", or {(*batch, n_heads)}" if batch else ""),
-            reshape_fix("alibi_slopes", slopes.shape, (n_heads,), "pass as many as heads"),
-            "alibi_slopes", slopes.shape, (n_heads,), "(n_heads,)",
+            "alibi_slopes", slopes.shape, right, "pass as many as heads",
         )  # fmt: skip
     with np.errstate(invalid="ignore"):
         where, place = _first(~(abs(slopes) <= _STEEPEST))
@@ -159,11 +160,9 @@ def check_sinks(sinks: Any, n_heads: int, compute: np.dtype) -> np.ndarray | Non
         return None
     sinks = as_floats("sinks", sinks)
     if sinks.shape != (n_heads,):
-        raise ShapeError(
-            f"sinks: shape {sinks.shape}, expected ({n_heads},), a logit for each query head",
-            reshape_fix("sinks", sinks.shape, (n_heads,), "pass as many as heads"),
-            "sinks", sinks.shape, (n_heads,), "(n_heads,)",
-        )  # fmt: skip
+        what = f"sinks: shape {sinks.shape}, expected ({n_heads},), a logit for each query head"
+        right = {("n_heads",): (n_heads,)}
+        raise wrong_shape(what, "sinks", sinks.shape, right, "pass as many as heads")
     with np.errstate(invalid="ignore"):
         where, place = _first(~(sinks < inf))
     if where is not None:
@@ -197,11 +196,11 @@ def _ids(name: str, value: Any, batch: Shape, n: int, axis: str) -> np.ndarray:
     """Document numbers of one axis, for every batch entry."""
     ids = as_integers(name, value)
     if ids.shape not in ((n,), (*batch, n)):
-        raise ShapeError(
+        raise wrong_shape(
             f"{name}: shape {ids.shape}, expected {(*batch, n)}, where {axis} is {n}"
             + (f", or ({n},) for all batch entries" if batch else ""),
-            reshape_fix(name, ids.shape, (*batch, n), f"number each of the {n} rows"),
-            name, ids.shape, (*batch, n), f"(batch, {axis})" if batch else f"({axis},)",
+            name, ids.shape, {(axis,): (n,), (*batch_words(len(batch)), axis): (*batch, n)},
+            f"number each of the {n} rows",
         )  # fmt: skip
     where, place = _first(ids > np.iinfo(np.int64).max)
     if where is not None:
@@ -300,11 +299,13 @@ def check_lengths(name: str, value: Any, batch: Shape, n: int, axis: str) -> np.
     """One length for each batch entry, flat; `axis` is the word for the one that n is the size of."""
     lengths = as_integers(name, value)
     if lengths.shape != batch:
-        raise ShapeError(
+        raise wrong_shape(
             f"{name}: shape {lengths.shape}, expected {batch}: one length for each batch entry"
             + ("" if batch else ", and without a batch axis a single integer"),
-            reshape_fix(name, lengths.shape, batch, f"without padding np.full({batch}, {n})"),
-            name, lengths.shape, batch, "(batch,)" if batch else "()",
+            name, lengths.shape, {batch_words(len(batch)): batch},
+            f"of a mask, 1 for what is real, lengths are {name}.sum(-1)"
+            if lengths.shape == (*batch, n)
+            else f"without padding np.full({batch}, {n})",
         )  # fmt: skip
     check_range(name, lengths, n, f" ({axis}); clip it")
     return lengths.astype(np.int64).reshape(-1)
@@ -344,11 +345,11 @@ def _causal_offset(value: Any, batch: Shape, bottom_right: int | np.ndarray) -> 
     else:
         offset = as_integers("causal_offset", value)
         if offset.shape not in ((), batch):
-            raise ShapeError(
+            raise wrong_shape(
                 f"causal_offset: shape {offset.shape}, expected one integer or shape {batch}, "
                 f"one for each batch entry",
-                reshape_fix("causal_offset", offset.shape, batch, "pass one integer for all"),
-                "causal_offset", offset.shape, batch, "(batch,)" if batch else "()",
+                "causal_offset", offset.shape, {batch_words(len(batch)): batch},
+                "pass one integer for all",
             )  # fmt: skip
         lowest, highest = offset.min(initial=0), offset.max(initial=0)
         offset = offset.astype(np.int64).reshape(-1) if offset.ndim else int(offset)

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from .arrays import as_integers, as_tensors, compute_type, dtype_code, native, raw, walkable
+from .misfits import wrong_shape
 from .options import (
     Extras,
     check_dropout,
@@ -17,7 +18,8 @@ from .options import (
     check_softcap,
 )
 from .outputs import Problem, check_out, destination
-from .shapes import ShapeError, check_shapes
+from .shapes import ShapeError
+from .shapes_attention import check_packed
 
 
 def packed_attention(
@@ -44,22 +46,18 @@ def packed_attention(
     """`scaled_dot_product_attention_varlen`'s arguments, checked; raises all that it documents."""
     gqa, want_lse = check_flag("enable_gqa", enable_gqa), check_flag("return_lse", return_lse)
     query, key, value = tensors = as_tensors(query, key, value)
-    for name, tensor in (("query", query), ("key", key), ("value", value)):
-        if tensor.ndim != 3:
-            raise ShapeError(
-                f"{name}: shape {tensor.shape}, expected 3 axes (total, heads, d)",
-                "put sequences end to end, without a batch axis",
-                name, tensor.shape, (*(1,) * (3 - tensor.ndim), *tensor.shape)[-3:],
-                "(total, heads, d)",
-            )  # fmt: skip
-    axes, total_k = check_shapes(query.shape, key.shape, value.shape, True, gqa, packed=True)
+    totals = {"total_q": _end(cu_seqlens_q), "total_k": _end(cu_seqlens_k)}
+    totals = {axis: total for axis, total in totals.items() if total is not None}
+    axes, total_k = check_packed(query.shape, key.shape, value.shape, gqa, totals)
     query_starts = _starts("cu_seqlens_q", cu_seqlens_q, axes.n, "query")
     key_starts = _starts("cu_seqlens_k", cu_seqlens_k, total_k, "key")
     if len(query_starts) != len(key_starts):
-        raise ValueError(
+        raise ShapeError(
             f"cu_seqlens_k: {len(key_starts) - 1} sequences but cu_seqlens_q has "
-            f"{len(query_starts) - 1}; a sequence without keys repeats an entry"
-        )
+            f"{len(query_starts) - 1}",
+            "a sequence without keys repeats an entry",
+            "cu_seqlens_k", key_starts.shape, query_starts.shape, "(sequences + 1,)",
+        )  # fmt: skip
     n_q, n_kv, batch = np.diff(query_starts), np.diff(key_starts), (len(query_starts) - 1,)
     limits = check_limits(is_causal, causal_offset, window, None, None, batch, n_q, n_kv)
     dtype, shape = native(query.dtype), (*query.shape[:-1], value.shape[-1])
@@ -90,14 +88,22 @@ def packed_attention(
     return Problem(arguments, output, None, lse, spill)
 
 
+def _end(starts: Any) -> int | None:
+    """Where the last sequence ends, if these are what they should be."""
+    try:
+        return int(starts[-1])
+    except (TypeError, ValueError, IndexError, KeyError):
+        return None
+
+
 def _starts(name: str, value: Any, total: int, packed: str) -> np.ndarray:
     """Where each sequence begins, and where the last one ends."""
     starts = as_integers(name, value)
     if starts.ndim != 1 or not starts.size:
-        raise ShapeError(
+        raise wrong_shape(
             f"{name}: shape {starts.shape}, expected 1 axis (sequences + 1,)",
+            name, starts.shape, {("sequences + 1",): (max(starts.size, 2),)},
             "from lengths it is np.concatenate([[0], np.cumsum(lengths)])",
-            name, starts.shape, (max(starts.size, 2),), "(sequences + 1,)",
         )  # fmt: skip
     if starts[0] != 0:
         raise ValueError(f"{name}: got {starts[0]} at index 0, expected 0, where sequences begin")

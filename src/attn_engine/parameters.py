@@ -1,15 +1,19 @@
 """Parameters of `MultiheadAttention` under torch's names: shapes, first values, checks, files."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from math import sqrt
+from operator import attrgetter
 from os import PathLike
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Self
 
 import numpy as np
+from numpy.typing import ArrayLike, DTypeLike
 
-from .arrays import as_floats, bfloat16
-from .options import check_count
-from .shapes import Shape
+from .arrays import as_dtype, as_floats, bfloat16, compute_type, native
+from .misfits import wrong_shape
+from .options import check_count, check_flag, check_share
+from .shapes import Shape, ShapeError, in_words
 
 
 def parameter_shapes(
@@ -72,11 +76,31 @@ def check_parameters(given: Mapping[str, Any], shapes: Mapping[str, Shape]) -> d
         )
     parameters = {name: as_floats(name, given[name]) for name in shapes}
     for name, array in parameters.items():
-        if array.shape != shapes[name]:
-            transposed = array.shape == shapes[name][::-1]
-            advice = f"use {name}.T" if transposed else "build the layer with the sizes of these"
-            raise ValueError(f"{name}: shape {array.shape}, expected {shapes[name]}; {advice}")
+        check_shape(name, array.shape, shapes[name], "build the layer with the sizes of these")
     return parameters
+
+
+def check_shape(name: str, shape: Shape, expected: Shape, otherwise: str) -> None:
+    """ShapeError unless a parameter has its shape."""
+    if shape != expected:
+        axes = {1: ("outputs",), 2: ("outputs", "inputs"), 3: ("sequence", "batch", "outputs")}
+        right = {axes[len(expected)]: expected}
+        what = f"{name}: shape {shape}, expected {expected} {in_words(axes[len(expected)])}"
+        raise wrong_shape(what, name, shape, right, otherwise)
+
+
+def rounded(name: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """A parameter in another dtype; ValueError if a finite number is too large for that."""
+    with np.errstate(over="ignore"):
+        result = array.astype(dtype)
+    lost = np.isinf(result) & np.isfinite(array)
+    if lost.any():
+        where = tuple(int(i) for i in np.argwhere(lost)[0])
+        raise ValueError(
+            f"{name}: got {array[where]} at index {where}, which is infinite in {dtype}; build the "
+            f"layer with dtype={native(array.dtype).name!r}"
+        )
+    return result
 
 
 def read_arguments(parameters: Mapping[str, Any], num_heads: int, source: str) -> dict[str, Any]:
@@ -89,8 +113,11 @@ def read_arguments(parameters: Mapping[str, Any], num_heads: int, source: str) -
                 f"{source}: no {name}, expected the parameters of a torch.nn.MultiheadAttention, "
                 f"got {', '.join(map(str, parameters)) or 'none'}"
             )
-        if len(parameters[name].shape) != 2:
-            raise ValueError(f"{name}: shape {tuple(parameters[name].shape)}, expected 2 axes")
+        shape = tuple(parameters[name].shape)
+        if len(shape) != 2:
+            what, right = f"{name}: shape {shape}, expected 2 axes", ((1, 1) + shape)[-2:]
+            fix = "take that of a torch.nn.MultiheadAttention"
+            raise ShapeError(what, fix, name, shape, right, "(outputs, inputs)")
     embed_dim = parameters["out_proj.weight"].shape[0]
     shapes = [parameters[name].shape for name in inputs]
     kv_dim = (shapes[0][0] - embed_dim) // 2 if packed else shapes[1][0]
@@ -139,3 +166,202 @@ def _check_prefix(path: str, prefix: str, names: list[str]) -> None:
         f"{path}: no in_proj_weight with the prefix {prefix.removesuffix('.')!r}; the parameters "
         f"of a torch.nn.MultiheadAttention have {where}"
     )
+
+
+class MultiheadParameters:
+    """A layer's sizes, flags and parameters, without what it computes; `MultiheadAttention` says which.
+
+    Parameters are held in the type they are computed in, under torch's names.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        batch_first: bool = False,
+        *,
+        dtype: DTypeLike = np.float32,
+        num_kv_heads: int | None = None,
+        rng: np.random.Generator | int | None = None,
+    ):
+        self.embed_dim = check_count("embed_dim", embed_dim)
+        self.num_heads = check_count("num_heads", num_heads)
+        self.num_kv_heads = (
+            self.num_heads if num_kv_heads is None else check_count("num_kv_heads", num_kv_heads)
+        )
+        for name, size, divisor, of in (
+            ("embed_dim", self.embed_dim, self.num_heads, "num_heads"),
+            ("num_heads", self.num_heads, self.num_kv_heads, "num_kv_heads"),
+        ):
+            if size % divisor:
+                raise ValueError(f"{name}: {size} is not a multiple of {of}, which is {divisor}")
+        self.kdim = self.embed_dim if kdim is None else check_count("kdim", kdim)
+        self.vdim = self.embed_dim if vdim is None else check_count("vdim", vdim)
+        self.head_dim = self.embed_dim // self.num_heads
+        self._kv_dim = self.num_kv_heads * self.head_dim
+        self.dropout = check_share("dropout", dropout)
+        self.bias = check_flag("bias", bias)
+        self.add_bias_kv = check_flag("add_bias_kv", add_bias_kv)
+        self.add_zero_attn = check_flag("add_zero_attn", add_zero_attn)
+        self.batch_first = check_flag("batch_first", batch_first)
+        self.dtype = as_dtype(dtype)
+        self.training = False
+        self._rng = np.random.default_rng(rng)
+        self._set(initial_parameters(self._shapes(), self._rng))
+
+    def _shapes(self) -> dict[str, Shape]:
+        """The shape of every parameter."""
+        return parameter_shapes(
+            self.embed_dim, self._kv_dim, self.kdim, self.vdim, self.bias, self.add_bias_kv
+        )
+
+    def _set(self, parameters: Mapping[str, np.ndarray]) -> None:
+        """Hold copies, rounded to the layer's dtype, in the type they are computed in."""
+        compute = compute_type(self.dtype)
+        held = {
+            name: np.array(rounded(name, array, self.dtype), compute, order="C")
+            for name, array in parameters.items()
+        }
+        self.in_proj_weight = held.get("in_proj_weight")
+        self.q_proj_weight = held.get("q_proj_weight")
+        self.k_proj_weight = held.get("k_proj_weight")
+        self.v_proj_weight = held.get("v_proj_weight")
+        self.in_proj_bias = held.get("in_proj_bias")
+        self.bias_k = held.get("bias_k")
+        self.bias_v = held.get("bias_v")
+        self.out_proj = SimpleNamespace(
+            weight=held["out_proj.weight"], bias=held.get("out_proj.bias")
+        )
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Copies of the parameters under torch's names, in torch's order and the layer's dtype."""
+        return {name: array.astype(self.dtype) for name, array in self.named_parameters()}
+
+    def named_parameters(self) -> Iterator[tuple[str, np.ndarray]]:
+        """Names and the arrays themselves, in torch's order: what an optimizer changes in place.
+
+        They are of the type that is computed in, float32 for a layer of 16 bits; there
+        `load_state_dict` rounds what is new.
+        """
+        return ((name, attrgetter(name)(self)) for name in self._shapes())
+
+    def _check(self) -> None:
+        """ShapeError or TypeError unless parameters, which anyone may set, are what they should be."""
+        compute = compute_type(self.dtype)
+        for name, shape in self._shapes().items():
+            array = attrgetter(name)(self)
+            if type(array) is not np.ndarray or array.dtype != compute:
+                kind = getattr(array, "dtype", type(array).__name__)
+                raise TypeError(
+                    f"{name}: got {kind}, expected an array of {compute}; load_state_dict converts"
+                )
+            check_shape(name, array.shape, shape, "load_state_dict checks before it changes any")
+
+    def __repr__(self) -> str:
+        """The arguments that make such a layer, those with defaults where they differ."""
+        defaults = {
+            "num_kv_heads": self.num_heads, "dropout": 0, "bias": True, "add_bias_kv": False,
+            "add_zero_attn": False, "kdim": self.embed_dim, "vdim": self.embed_dim,
+            "batch_first": False,
+        }  # fmt: skip
+        sizes = f"embed_dim={self.embed_dim}, num_heads={self.num_heads}"
+        given = [
+            f", {name}={value}"
+            for name, default in defaults.items()
+            if (value := getattr(self, name)) != default
+        ]
+        return f"{type(self).__name__}({sizes}{''.join(given)}, dtype={self.dtype})"
+
+    def load_state_dict(self, state_dict: Mapping[str, ArrayLike]) -> None:
+        """Copy parameters from arrays or tensors under torch's names.
+
+        Parameters
+        ----------
+        state_dict : mapping of str to array_like
+            All parameters of the layer and no others, of any floating dtype; they are rounded to
+            the layer's.
+
+        Raises
+        ------
+        ValueError
+            Names are missing or unexpected, a shape is wrong, or a finite number is too large for
+            the layer's dtype. The layer is unchanged then.
+        TypeError
+            Not a mapping, a parameter is not floating, a tensor requires grad or lives elsewhere.
+        """
+        self._set(check_parameters(state_dict, self._shapes()))
+
+    @classmethod
+    def from_torch(cls, module: Any) -> Self:
+        """A layer with the arguments and copies of the parameters of a torch.nn.MultiheadAttention.
+
+        It is in evaluation mode, whatever the module is in. TypeError if the module is another.
+        """
+        try:
+            num_heads = module.num_heads
+            options = {n: getattr(module, n) for n in ("dropout", "add_zero_attn", "batch_first")}
+        except AttributeError as error:
+            raise TypeError(
+                f"module: got {type(module).__name__}, expected torch.nn.MultiheadAttention; {error}"
+            ) from None
+        return cls._from_parameters(module.state_dict(), num_heads, "module", options)
+
+    @classmethod
+    def from_safetensors(
+        cls,
+        path: str | PathLike,
+        prefix: str = "",
+        *,
+        num_heads: int,
+        dropout: float = 0.0,
+        add_zero_attn: bool = False,
+        batch_first: bool = False,
+    ) -> Self:
+        """A layer with the parameters that a safetensors file has under torch's names.
+
+        Parameters
+        ----------
+        path : str or path
+        prefix : str
+            What stands before the names, e.g. ``"encoder.layers.0.self_attn"``.
+        num_heads, dropout, add_zero_attn, batch_first
+            As of the constructor; no file says them. The other arguments are read off the shapes.
+
+        Raises
+        ------
+        ImportError
+            The package safetensors is missing; the extra of that name brings it.
+        ValueError
+            Parameters are missing or unexpected, or their shapes do not fit together.
+        TypeError
+            The parameters are bfloat16, and the package ml_dtypes is missing.
+        """
+        options = {"dropout": dropout, "add_zero_attn": add_zero_attn, "batch_first": batch_first}
+        parameters = read_safetensors(path, prefix)
+        return cls._from_parameters(parameters, num_heads, str(path), options)
+
+    @classmethod
+    def _from_parameters(
+        cls, parameters: Mapping[str, Any], num_heads: int, source: str, options: dict[str, Any]
+    ) -> Self:
+        """A layer made to fit its parameters."""
+        arguments = read_arguments(parameters, num_heads, source)
+        dtype = as_floats("out_proj.weight", parameters["out_proj.weight"]).dtype
+        layer = cls(**arguments, **options, dtype=dtype)
+        layer.load_state_dict(parameters)
+        return layer
+
+    def train(self, mode: bool = True) -> Self:
+        """Switch dropout on, or off with False; returns the layer."""
+        self.training = check_flag("mode", mode)
+        return self
+
+    def eval(self) -> Self:
+        """Switch dropout off; returns the layer."""
+        return self.train(False)

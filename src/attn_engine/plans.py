@@ -3,12 +3,43 @@
 import inspect
 from typing import Any
 
-from . import _core, packed, problem, problem_additive, problem_classic
+from . import _core, packed, problem, problem_additive, problem_cache, problem_classic
 from .additive import additive_attention, concat_attention
+from .cache import KVCache
 from .config import resolve_threads
-from .dot_product import scaled_dot_product_attention
+from .dot_product import scaled_dot_product_attention, self_attention
+from .multihead import MultiheadAttention
 from .multiplicative import dot_attention, general_attention
+from .outputs import Problem
 from .varlen import scaled_dot_product_attention_varlen
+
+
+def _self_attention(
+    x: Any, W_q: Any, W_k: Any, W_v: Any, num_heads: Any, num_kv_heads: Any, attn_mask: Any,
+    **options: Any,
+) -> Problem:  # fmt: skip
+    """Attention of the projections, before they are made."""
+    return problem.self_attention(
+        x, (W_q, W_k, W_v), num_heads, num_kv_heads, attn_mask, **options
+    )[0]
+
+
+def _attend(self: KVCache, query: Any, attn_mask: Any, **options: Any) -> Problem:
+    """Attention over what a cache holds."""
+    return problem_cache.attention(
+        self._kind, self._pages, self._pools, query, attn_mask, **options
+    )
+
+
+def _layer(
+    self: MultiheadAttention, query: Any, key: Any, value: Any, key_padding_mask: Any,
+    attn_mask: Any, is_causal: Any, threads: int, **shown: Any,
+) -> Problem:  # fmt: skip
+    """Attention within a layer; its products are made."""
+    masks = (key_padding_mask, attn_mask, is_causal)
+    _, options, heads = self._prepared((query, key, value), masks, threads)
+    return problem.attention(*heads, enable_gqa=True, threads=threads, **options)
+
 
 # Who checks a function's arguments and makes the core's of them, and who describes what comes out.
 _PLANS = {
@@ -18,6 +49,9 @@ _PLANS = {
     concat_attention: (problem_additive.concat, _core.explain_additive),
     dot_attention: (problem_classic.dot, _core.explain),
     general_attention: (problem_classic.general, _core.explain),
+    self_attention: (_self_attention, _core.explain),
+    KVCache.attend: (_attend, _core.explain),
+    MultiheadAttention.forward: (_layer, _core.explain),
 }
 
 
@@ -31,8 +65,9 @@ def explain(*arguments: Any, **options: Any) -> dict[str, Any]:
     ----------
     *arguments, **options
         The function, one of `scaled_dot_product_attention`, `scaled_dot_product_attention_varlen`,
-        `additive_attention`, `concat_attention`, `dot_attention` and `general_attention` (the first
-        one if there is none), and the arguments of the call.
+        `additive_attention`, `concat_attention`, `dot_attention`, `general_attention` and
+        `self_attention`, a `MultiheadAttention` or the method ``attend`` of a `KVCache` (the first
+        function if there is none), and the arguments of the call.
 
     Returns
     -------
@@ -48,7 +83,8 @@ def explain(*arguments: Any, **options: Any) -> dict[str, Any]:
 
     Notes
     -----
-    Products with `W_a`, `U_a`, `W_c` and `W`, which come before attention, are made.
+    Products with `W_a`, `U_a`, `W_c` and `W`, and those of a layer, which come before attention, are
+    made.
 
     Examples
     --------
@@ -62,12 +98,16 @@ def explain(*arguments: Any, **options: Any) -> dict[str, Any]:
     function = scaled_dot_product_attention
     if arguments and callable(arguments[0]):
         function, *arguments = arguments
+    if isinstance(function, MultiheadAttention):
+        function = function.forward
+    bound = [function.__self__] if inspect.ismethod(function) else []
+    function = getattr(function, "__func__", function)
     if function not in _PLANS:
-        names = ", ".join(known.__name__ for known in _PLANS)
+        names = ", ".join(known.__qualname__ for known in _PLANS)
         given = getattr(function, "__qualname__", type(function).__name__)
         raise TypeError(f"explain: no plan of {given}, expected one of {names}")
     try:
-        call = inspect.signature(function).bind(*arguments, **options)
+        call = inspect.signature(function).bind(*bound, *arguments, **options)
     except TypeError as error:
         raise TypeError(f"explain: {error} of {function.__name__}") from None
     call.apply_defaults()

@@ -30,6 +30,7 @@ from .arrays import (
     raw,
     walkable,
 )
+from .misfits import check_broadcast
 from .options import (
     Extras,
     check_count,
@@ -46,11 +47,13 @@ from .options import (
     check_softcap,
 )
 from .outputs import Problem, check_out, destination, flat, flat_shape
-from .shapes import Shape, ShapeError, check_broadcast, check_shapes, named_axes, swapped
+from .shapes import Shape, ShapeError
+from .shapes_attention import check_projections, check_shapes
 
 # Bound once: the hot path below asks for them at every call.
 _ndarray, _empty = np.ndarray, np.empty
 _MAX_SCALE = LARGEST[F32]
+_MATRICES = ("W_q", "W_k", "W_v")
 
 
 def plain_attention(
@@ -176,7 +179,8 @@ def softmax(scores: Any, mask: Any, lengths: Any, axis: Any, out: Any, threads: 
     """`softmax`'s arguments, checked; the problem's arrays have `axis` moved to the end."""
     scores = as_floats("scores", scores)
     if scores.ndim == 0:
-        raise ValueError("scores: a single number has no axis to sum over; pass at least 1 axis")
+        what = "scores: a single number has no axis to sum over"
+        raise ShapeError(what, "pass at least 1 axis", "scores", (), (1,), "(n,)")
     axis = check_integer("axis", axis, "one axis of scores")
     if not -scores.ndim <= axis < scores.ndim:
         raise ValueError(
@@ -184,15 +188,17 @@ def softmax(scores: Any, mask: Any, lengths: Any, axis: Any, out: Any, threads: 
         )
     dtype, shape = native(scores.dtype), scores.shape
     mask = _mask("mask", mask, shape, tuple(f"axis {i}" for i in range(scores.ndim)))
-    check_out(out, shape, dtype, {"scores": scores, "mask": mask}, "that of scores")
-
     moved = np.moveaxis(scores, axis, -1)
     *leading, n = moved.shape
     rows = prod(leading)
     if lengths is not None:
         lengths = as_integers("lengths", lengths)
-        check_broadcast("lengths", lengths.shape, "rows", tuple(leading), ("an axis",))
+        axes = tuple(f"axis {i}" for i in range(scores.ndim) if i != axis % scores.ndim)
+        check_broadcast("lengths", lengths.shape, "rows", tuple(leading), axes)
         check_range("lengths", lengths, n)
+    check_out(out, shape, dtype, {"scores": scores, "mask": mask}, "that of scores")
+
+    if lengths is not None:
         lengths = np.broadcast_to(lengths, leading).astype(np.int64).reshape(rows)
     if mask is not None:
         # Rows of a repeated mask need no copy unless the repeated axis lies between others.
@@ -218,12 +224,6 @@ def self_attention(
     Room for the projections is made first, so that everything is checked before any is computed.
     """
     x = as_floats("x", x)
-    if x.ndim < 2:
-        raise ShapeError(
-            f"x: shape {x.shape}, expected at least 2 axes (n, d_model)",
-            "a single vector is x[None, :]",
-            "x", x.shape, (1,) * (2 - x.ndim) + x.shape, "(n, d_model)",
-        )  # fmt: skip
     n_heads = check_count("num_heads", num_heads)
     n_kv_heads = n_heads if num_kv_heads is None else check_count("num_kv_heads", num_kv_heads)
     if n_heads % n_kv_heads:
@@ -231,26 +231,23 @@ def self_attention(
             f"num_kv_heads: {n_kv_heads} does not divide num_heads, which is {n_heads}; "
             f"pass a divisor of it, or None for as many"
         )
+    heads = (n_heads, n_kv_heads, n_kv_heads)
+    matrices = [as_floats(name, matrix) for name, matrix in zip(_MATRICES, matrices, strict=True)]
+    for name, matrix in zip(_MATRICES, matrices, strict=True):
+        check_same_dtype(name, matrix, "x", x)
+    shapes = {"x": x.shape} | dict(zip(_MATRICES, (m.shape for m in matrices), strict=True))
+    check_projections(shapes, n_heads, n_kv_heads)
     rows, compute = x.shape[:-1], compute_type(x.dtype)
     left = x.astype(compute, copy=False)
-    products, tensors = [], []
-    names = ("W_q", "W_k", "W_v")
-    matrices = [as_floats(name, matrix) for name, matrix in zip(names, matrices, strict=True)]
-    _check_model_size(x, [matrix.shape for matrix in matrices])
-    for name, matrix, heads in zip(names, matrices, (n_heads, n_kv_heads, n_kv_heads), strict=True):
-        _check_projection(name, matrix, x, heads)
-        room = np.empty((*rows, matrix.shape[1]), compute)
-        products.append((left, matrix.astype(compute, copy=False), room))
-        tensors.append(room.reshape(*rows, heads, matrix.shape[1] // heads))
-    d_q, d_k, d_v = (tensor.shape[-1] for tensor in tensors)
-    if d_q != d_k:
-        shape = matrices[1].shape
-        raise ShapeError(
-            f"W_k: {n_kv_heads} heads of d_qk {d_k}, but W_q has {n_heads} of {d_q} (W_q "
-            f"{matrices[0].shape}, W_k {shape})",
-            f"W_k is (d_model, num_kv_heads * d_qk), {n_kv_heads * d_q} columns",
-            "W_k", shape, (shape[0], n_kv_heads * d_q), "(d_model, num_kv_heads * d_qk)",
-        )  # fmt: skip
+    rooms = [np.empty((*rows, matrix.shape[1]), compute) for matrix in matrices]
+    products = [
+        (left, matrix.astype(compute, copy=False), room)
+        for matrix, room in zip(matrices, rooms, strict=True)
+    ]
+    tensors = [
+        room.reshape(*rows, n, room.shape[-1] // n) for room, n in zip(rooms, heads, strict=True)
+    ]
+    d_v = tensors[2].shape[-1]
     if attn_mask is not None and n_heads == 1:
         attn_mask = as_mask("attn_mask", attn_mask)
         if attn_mask.ndim == x.ndim > 2:  # (..., n, n), like the weights of one head
@@ -261,70 +258,6 @@ def self_attention(
     output = call.output.reshape(*rows, n_heads * d_v)
     weights = call.weights[..., 0, :, :] if n_heads == 1 else call.weights
     return call._replace(output=output, weights=weights), products, native(x.dtype)
-
-
-def _check_model_size(x: np.ndarray, matrices: list[Shape]) -> None:
-    """ShapeError about x if it is x that does not fit, and not one of the matrices."""
-    d_model, rows = x.shape[-1], matrices[0][:1]
-    if rows == (d_model,) or any(len(m) != 2 or m[:1] != rows for m in matrices):
-        return
-    expected, fix = (*x.shape[:-1], *rows), f"project it, x @ P with P {(d_model, *rows)}"
-    if d_model == 1 and x.shape[-2:-1] == rows:
-        fix, expected = f"use x.reshape{x.shape[:-1]}", x.shape[:-1]
-    for axis in range(-2, -x.ndim - 1, -1):
-        if x.shape[axis] == rows[0] and d_model != 1:
-            fix, expected = f"use x.swapaxes(-1, {axis})", swapped(x.shape, -1, axis)
-            break
-    raise ShapeError(
-        f"x: d_model is {d_model} but W_q, W_k and W_v have d_model {rows[0]} (x {x.shape}, "
-        f"W_q {matrices[0]})",
-        fix, "x", x.shape, expected, named_axes(("batch", "n", "d_model"), x.ndim),
-    )  # fmt: skip
-
-
-def _check_projection(name: str, matrix: np.ndarray, x: np.ndarray, heads: int) -> None:
-    """x can be multiplied with a matrix, and its columns split into heads."""
-    check_same_dtype(name, matrix, "x", x)
-    d_model, count = x.shape[-1], "num_heads" if name == "W_q" else "num_kv_heads"
-    axes = f"(d_model, {count} * {'d_v' if name == 'W_v' else 'd_qk'})"
-    if matrix.ndim != 2:
-        expected, fix = _flattened(name, matrix.shape, d_model)
-        raise ShapeError(
-            f"{name}: shape {matrix.shape}, expected 2 axes (d_model, heads * d)",
-            fix, name, matrix.shape, expected, axes,
-        )  # fmt: skip
-    rows, columns = matrix.shape
-    if rows != d_model:
-        expected, fix = (d_model, columns), f"make it {(d_model, columns)}"
-        if columns == d_model:
-            expected, fix = (columns, rows), f"use {name}.T"
-        raise ShapeError(
-            f"{name}: d_model is {rows} but x has d_model {d_model} "
-            f"(x {x.shape}, {name} {matrix.shape})",
-            fix, name, matrix.shape, expected, axes,
-        )  # fmt: skip
-    if columns % heads:
-        raise ShapeError(
-            f"{name}: {columns} columns do not split into {heads} heads ({name} {matrix.shape} is "
-            f"(d_model, {count} * d))",
-            f"pass a {count} that divides them",
-            name, matrix.shape, (d_model, (columns // heads + 1) * heads), axes,
-        )  # fmt: skip
-
-
-def _flattened(name: str, shape: Shape, d_model: int) -> tuple[Shape, str]:
-    """How matrices of several heads become one: its shape, and the fix."""
-    if len(shape) > 1 and shape[0] == d_model:
-        expected, code = (d_model, prod(shape[1:])), f"{name}.reshape({d_model}, -1)"
-    elif len(shape) == 3 and shape[1] == d_model:
-        expected = (d_model, shape[0] * shape[2])
-        code = f"{name}.swapaxes(0, 1).reshape({d_model}, -1)"
-    elif prod(shape[:-2]) == 1 and len(shape) > 2:
-        return shape[-2:], f"use {name}.reshape{shape[-2:]}"
-    else:
-        expected = (d_model, *shape[-1:]) if shape else (d_model, 1)
-        return expected, f"make it {expected}"
-    return expected, f"put heads side by side, {code}"
 
 
 def _mask(name: str, value: Any, scores: Shape, axes: tuple[str, ...]) -> np.ndarray | None:

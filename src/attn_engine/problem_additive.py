@@ -16,39 +16,35 @@ from .arrays import (
     raw,
     walkable,
 )
+from .misfits import wrong_shape
 from .outputs import Problem, check_out, destination
 from .problem_classic import (
     States,
     check_heads,
     check_key_lengths,
     check_mask,
-    check_matrix,
     project,
     states,
     weights_shape,
 )
 from .projected import ProjectedKeys
-from .shapes import Shape, ShapeError, reshape_fix
-from .shapes_classic import axes_of_states
+from .routes import Words
+from .shapes import Shape, ShapeError, in_words
+from .shapes_classic import CONCAT, additive_score, check_projection
 
 
 def projected_keys(keys: Any, U_a: Any, threads: int) -> ProjectedKeys:
     """`project_keys` with its arguments checked."""
     keys = as_floats("keys", keys)
-    if keys.ndim not in (2, 3):
-        raise ShapeError(
-            f"keys: shape {keys.shape}, expected (T_enc, d_h) or (batch, T_enc, d_h)",
-            "a single state is keys.reshape(1, -1)",
-            "keys", keys.shape, (1, keys.size), "(T_enc, d_h)",
-        )  # fmt: skip
     if U_a is not None:
-        U_a = check_matrix("U_a", U_a, ("d_attn", "d_h"), keys.shape[-1], "keys", keys)
+        U_a = as_floats("U_a", U_a)
+        check_same_dtype("U_a", U_a, "keys", keys)
+    check_projection(keys.shape, None if U_a is None else U_a.shape)
     return ProjectedKeys(keys, project(keys, U_a), threads)
 
 
-def _vector(name: str, value: Any, v_scale: Any, d_attn: int, model: np.ndarray) -> np.ndarray:
+def _vector(name: str, v: np.ndarray, v_scale: Any) -> np.ndarray:
     """v_a in the compute type, of length v_scale if one is given."""
-    v = _shaped(name, value, (d_attn,), "(d_attn,)", model)
     compute = compute_type(v.dtype)
     if v_scale is None:
         return np.ascontiguousarray(v, compute)
@@ -65,16 +61,13 @@ def _vector(name: str, value: Any, v_scale: Any, d_attn: int, model: np.ndarray)
         return (wide * (float(scale.reshape(())) / length)).astype(compute)
 
 
-def _shaped(name: str, value: Any, expected: Shape, words: str, model: np.ndarray) -> np.ndarray:
+def _shaped(name: str, value: Any, axes: Words, expected: Shape, model: np.ndarray) -> np.ndarray:
     """An array of query's dtype in exactly this shape."""
     array = as_floats(name, value)
     check_same_dtype(name, array, "query", model)
     if array.shape != expected:
-        raise ShapeError(
-            f"{name}: shape {array.shape}, expected {words}, which is {expected}",
-            reshape_fix(name, array.shape, expected, "project it to d_attn, nothing is broadcast"),
-            name, array.shape, expected, words,
-        )  # fmt: skip
+        what = f"{name}: shape {array.shape}, expected {in_words(axes)}, which is {expected}"
+        raise wrong_shape(what, name, array.shape, {axes: expected}, f"make it {expected}")
     return array
 
 
@@ -130,26 +123,28 @@ def additive(
     prepared = keys if isinstance(keys, ProjectedKeys) else None
     if prepared is not None and U_a is not None:
         raise ValueError("U_a: the keys are projected already; pass None")
-    model = v_a if U_a is None else U_a
-    s = states(query, prepared.keys if prepared is not None else keys, values, model)
-    W_a, U_a, d_attn = _projections(s, prepared, W_a, U_a, as_floats(names[2], v_a).size)
-    v = _vector(names[2], v_a, v_scale, d_attn, s.query)
-    d_v = s.values.shape[-1]
-    heads = check_heads(num_heads, d_attn=d_attn, d_v=d_v)
+    score = additive_score(names, W_a is not None, U_a is not None or prepared is not None)
+    given = zip(names, (W_a, U_a, v_a), strict=True)
+    matrices = {name: x for name, x in given if x is not None or name == names[2]}
+    keys = keys if prepared is None else prepared.keys
+    s, matrices = states(query, keys, values, score, matrices, prepared)
+    W_a, U_a, v = (matrices.get(name) for name in names)
+    v, d_attn = _vector(names[2], v, v_scale), len(v)
+    heads = check_heads(num_heads, d_attn=d_attn, d_v=s.values.shape[-1])
     if bias is not None:
-        bias = _shaped("bias", bias, (d_attn,), "(d_attn,)", s.query)
+        bias = _shaped("bias", bias, ("d_attn",), (d_attn,), s.query)
     if location is not None:
         if s.steps not in ((), (1,)):
             right = (*s.query.shape[:-2], s.query.shape[-1])
             raise ShapeError(
-                f"location: T_dec is {s.steps[0]} (query {s.query.shape}), expected one decoder "
-                f"step",
+                f"query: T_dec is {s.steps[0]} (query {s.query.shape}), but location is for one "
+                f"decoder step",
                 "call once for each",
                 "query", s.query.shape, right, "(batch, d_s)" if s.batch else "(d_s,)",
             )  # fmt: skip
         shape = (*s.keys.shape[:-1], d_attn)
-        words = "(batch, T_enc, d_attn)" if s.batch else "(T_enc, d_attn)"
-        location = _shaped("location", location, shape, words, s.query)
+        axes = (*("batch",) * len(s.batch), "T_enc", "d_attn")
+        location = _shaped("location", location, axes, shape, s.query)
     mask = check_mask(mask, s)
     lengths = check_key_lengths(key_lengths, s)
     if out is not None:
@@ -159,38 +154,6 @@ def additive(
         check_out(out, s.context_shape, native(s.query.dtype), inputs, s.context_axes)
     arguments = s, prepared, W_a, U_a, v, bias, location, mask, lengths, heads
     return _additive_problem(*arguments, out, threads)
-
-
-def _projections(
-    s: States, prepared: ProjectedKeys | None, W_a: Any, U_a: Any, d_v_a: int
-) -> tuple[np.ndarray | None, np.ndarray | None, int]:
-    """The matrices, checked, and d_attn; where they differ the size of v_a says which is wrong."""
-    query, keys = s.query, s.keys
-    if W_a is not None:
-        W_a = check_matrix("W_a", W_a, ("d_attn", "d_s"), query.shape[-1], "query", query, d_v_a)
-    if U_a is not None:
-        U_a = check_matrix("U_a", U_a, ("d_attn", "d_h"), keys.shape[-1], "keys", keys, d_v_a)
-    projected = keys.shape if prepared is None else prepared.projected.shape
-    d_query = query.shape[-1] if W_a is None else len(W_a)
-    d_attn = projected[-1] if U_a is None else len(U_a)
-    if d_query == d_attn:
-        return W_a, U_a, d_attn
-    words = axes_of_states("query", query.shape, not s.steps).replace("d_s", "d_attn")
-    one = (
-        ("query", query.shape, -1, words) if W_a is None else ("W_a", W_a.shape, 0, "(d_attn, d_s)")
-    )
-    words = axes_of_states("keys", projected).replace("d_h", "d_attn")
-    two = ("keys", projected, -1, words) if U_a is None else ("U_a", U_a.shape, 0, "(d_attn, d_h)")
-    wrong, good = (two, one) if d_query == d_v_a else (one, two)
-    name, shape, axis, words = wrong
-    expected = good[1][good[2]]
-    right = (expected, *shape[1:]) if axis == 0 else (*shape[:-1], expected)
-    raise ShapeError(
-        f"{name}: d_attn is {shape[axis]} but that of {good[0]} is {expected} "
-        f"({name} {shape}, {good[0]} {good[1]})",
-        f"project both to one d_attn, {name} to {right}",
-        name, shape, right, words,
-    )  # fmt: skip
 
 
 def _additive_problem(
@@ -227,22 +190,8 @@ def _additive_problem(
 
 def concat(query: Any, keys: Any, W_c: Any, v: Any, values: Any, **options: Any) -> Problem:
     """`concat_attention`'s arguments, checked; raises all that it documents."""
-    s = states(query, keys, values)
-    d_s, d_h = s.query.shape[-1], s.keys.shape[-1]
-    W_c = as_floats("W_c", W_c)
-    check_same_dtype("W_c", W_c, "query", s.query)
-    if W_c.ndim != 2 or W_c.shape[1] != d_s + d_h:
-        turned = W_c.ndim == 2 and len(W_c) == d_s + d_h
-        right = (W_c.shape[1] if turned else np.size(v), d_s + d_h)
-        fix = "use W_c.T" if turned else "it is np.hstack([W_a, U_a])"
-        repair = (fix, "W_c", W_c.shape, right, "(d_attn, d_s + d_h)")
-        if W_c.ndim == 2 and not turned:
-            repair = s.turned(lambda d_s, d_h: d_s + d_h == W_c.shape[1]) or repair
-        raise ShapeError(
-            f"W_c: shape {W_c.shape}, expected (d_attn, d_s + d_h), which has {d_s} + {d_h} columns "
-            f"({s.shapes})",
-            *repair,
-        )
+    s, matrices = states(query, keys, values, CONCAT, {"W_c": W_c, "v": v})
+    W_c, v, d_s = matrices["W_c"], matrices["v"], s.query.shape[-1]
     names = "W_c[:, :d_s]", "W_c[:, d_s:]", "v"
     matrices = W_c[:, :d_s], W_c[:, d_s:]
     none = dict.fromkeys(("bias", "v_scale", "location"))

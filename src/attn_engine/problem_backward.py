@@ -7,8 +7,9 @@ import numpy as np
 
 from . import problem
 from .arrays import as_array, as_floats, compute_type, is_bfloat16, native, raw, walkable
+from .misfits import wrong_shape
 from .outputs import flat
-from .shapes import Shape, ShapeError
+from .shapes import Shape
 
 NAMES = ("query", "key", "value", "attn_mask", "sinks", "alibi_slopes")
 
@@ -57,6 +58,7 @@ def attention_backward(
     output = like_forward("output", output, shape, dtype, words)
     words = "the lse that return_lse=True returns, (..., n_heads, n_q)"
     lse = like_forward("lse", lse, rows, compute, words)
+    _check_lse(lse, output.swapaxes(-2, -3) if bshd else output)
     if grad_weights is not None:
         grad_weights = like_forward(
             "grad_weights", grad_weights, (*rows, n_kv), dtype, "the weights, (..., n_q, n_kv)"
@@ -119,14 +121,11 @@ def like_forward(name: str, value: Any, shape: Shape, dtype: np.dtype, what: str
         raise TypeError(f"{name}: got None, expected an array of shape {shape}, that of {what}")
     array = as_floats(name, value)
     if array.shape != shape:
-        raise ShapeError(
+        axes = tuple(f"axis {i}" for i in range(len(shape)))
+        raise wrong_shape(
             f"{name}: shape {array.shape}, expected {shape}, that of {what}",
-            "pass the one that belongs to these arguments",
-            name,
-            array.shape,
-            shape,
-            f"those of {what}",
-        )
+            name, array.shape, {axes: shape}, "pass the one that belongs to these arguments",
+        )  # fmt: skip
     if native(array.dtype) != dtype:
         raise TypeError(
             f"{name}: dtype {array.dtype}, expected {dtype}, that of {what}; "
@@ -168,6 +167,20 @@ def _room(gradients: dict[str, np.ndarray], compute: np.dtype, batch: Shape) -> 
     if slopes is not None and slopes.ndim > 1:
         slopes = slopes.reshape(-1, slopes.shape[-1])
     return query, key, value, mask, offsets, sinks, slopes
+
+
+def _check_lse(lse: np.ndarray, output: np.ndarray) -> None:
+    """No forward makes +inf, and NaN only where it makes the output NaN; that it is right see below."""
+    lost = ~(lse < np.inf)
+    if not lost.any():
+        return
+    lost &= (lse == np.inf) | ~np.isnan(output).any(-1) & (output.shape[-1] > 0)
+    if lost.any():
+        where = tuple(int(i) for i in np.argwhere(lost)[0])
+        raise ValueError(
+            f"lse: {lse[where]} in row {where}, which no output like this one comes with; pass the "
+            f"lse that the forward returned"
+        )
 
 
 def _check_row_sums(row_sums: np.ndarray, lse: np.ndarray) -> None:

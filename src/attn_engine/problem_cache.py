@@ -19,6 +19,7 @@ from .arrays import (
     walkable,
 )
 from .cache_kind import Kind
+from .misfits import check_broadcast, wrong_shape
 from .options import (
     Extras,
     Limits,
@@ -34,18 +35,26 @@ from .options import (
 from .outputs import Problem, check_out, destination
 from .pages import Pages
 from .pools import Pools
-from .shapes import Shape, ShapeError, check_broadcast, reshape_fix
+from .repairs import Call, Form, Sizes
+from .shapes import Shape, ShapeError, in_words
+from .shapes_attention import shared_heads
 
 # Bound once: the hot path below asks for them at every call.
 _ndarray, _empty = np.ndarray, np.empty
 _MAX_SCALE = LARGEST[F32]
 _NO_OPTIONS = tuple(Extras(0.0, None, None, None, None, 0.0, 0))[:-1]
 
+_AXES = {
+    "key": ("batch", "n_kv_heads", "n_new", "d_qk"),
+    "value": ("batch", "n_kv_heads", "n_new", "d_v"),
+    "query": ("batch", "n_heads", "n_q", "d_qk"),
+}
 # What to do about an axis that is not the cache's.
 _ADVICE = {
     "batch": "pass all entries at once, those without tokens have a length of 0",
     "n_kv_heads": "a cache holds the heads of keys and values, before they are shared",
     "n_heads": "n_heads must be a multiple of n_kv_heads",
+    "n_new": "give every key one value",
     "d_qk": "project it, or make a cache of that d_qk",
     "d_v": "project it, or make a cache of that d_v",
 }
@@ -56,17 +65,9 @@ def check_tokens(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """What `append` adds, as the core reads it, and the number of tokens of each entry."""
     key, value = as_floats("key", key), as_floats("value", value)
-    _check_tensor(kind, "key", key, ("batch", "n_kv_heads", "n_new", "d_qk"))
-    _check_tensor(kind, "value", value, ("batch", "n_kv_heads", "n_new", "d_v"))
+    _check_dtypes(kind, key=key, value=value)
+    _check_shapes(kind, key=key, value=value)
     n_new = key.shape[2]
-    if value.shape[2] != n_new:
-        right = (*key.shape[:3], kind.d_v)
-        raise ShapeError(
-            f"value: n_new is {value.shape[2]} but key has n_new {n_new} (key {key.shape}, value "
-            f"{value.shape})",
-            "give every key one value",
-            "value", value.shape, right, "(batch, n_kv_heads, n_new, d_v)",
-        )  # fmt: skip
     if lengths is None:
         counts = np.full(kind.batch, n_new, np.int64)
     else:
@@ -82,44 +83,40 @@ def check_tokens(
     return _readable(kind, key), _readable(kind, value), counts
 
 
-def _check_tensor(kind: Kind, name: str, array: np.ndarray, axes: tuple[str, ...]) -> None:
-    """The dtype is the cache's, and so is every axis that has one of its names."""
-    if native(array.dtype) != kind.dtype:
-        raise TypeError(
-            f"{name}: dtype {array.dtype} but the cache has {kind.dtype}; convert it, or make the "
-            f"cache with dtype={native(array.dtype).name!r} (storage is chosen apart)"
-        )
-    shape, words = array.shape, f"({', '.join(axes)})"
-    if array.ndim != 4:
-        alone = f"a single sequence is {name}[None]" if array.ndim == 3 else "reshape it"
-        right = ((1,) * 4 + shape)[-4:]
+def _check_dtypes(kind: Kind, **arrays: np.ndarray) -> None:
+    """TypeError unless all are of the cache's dtype."""
+    for name, array in arrays.items():
+        if native(array.dtype) != kind.dtype:
+            raise TypeError(
+                f"{name}: dtype {array.dtype} but the cache has {kind.dtype}; convert it, or make "
+                f"the cache with dtype={native(array.dtype).name!r} (storage is chosen apart)"
+            )
+
+
+def _heads(sizes: Sizes) -> Sizes | None:
+    """There are query heads, as many for each key head."""
+    return None if sizes.get("n_heads") == 0 else shared_heads(sizes)
+
+
+def _check_shapes(kind: Kind, **arrays: np.ndarray) -> None:
+    """ShapeError unless every axis that has a name of the cache's has its size."""
+    shapes = {name: array.shape for name, array in arrays.items()}
+    sizes = {axis: getattr(kind, axis) for axis in ("batch", "n_kv_heads", "d_qk", "d_v")}
+    form = Form(_AXES, rule=_heads)
+    call = Call(shapes, [form], sizes, "the cache", [("key", "value")], advice=_ADVICE)
+    if call.fits():
+        return
+    if error := call.repaired():
+        raise error
+    if call.without_rules().fits():  # the only rule is about heads
+        batch, heads, *rest = shapes["query"]
+        right = (batch, kind.n_kv_heads * max(heads // kind.n_kv_heads, 1), *rest)
         raise ShapeError(
-            f"{name}: shape {shape}, expected 4 axes {words}", alone, name, shape, right, words
-        )
-    found = _mismatch(kind, shape, axes)
-    if found is not None:
-        axis, what, size = found
-        turned = array.swapaxes(1, 2).shape
-        if _mismatch(kind, turned, axes) is None:
-            fix, right = f"use {name}.swapaxes(1, 2)", turned
-        else:
-            at = axes.index(axis)
-            fix, right = _ADVICE[axis], (*shape[:at], size, *shape[at + 1 :])
-        what = f"{name}: {what} ({name} {shape}, axes {words})"
-        raise ShapeError(what, fix, name, shape, right, words)
-
-
-def _mismatch(kind: Kind, shape: Shape, axes: tuple[str, ...]) -> tuple[str, str, int] | None:
-    """The first axis that is not as the cache's, the words for that, its right size; or None."""
-    for axis, got in zip(axes, shape, strict=True):
-        if axis == "n_heads":
-            if got == 0 or got % kind.n_kv_heads:
-                what = f"n_heads is {got} but the cache has n_kv_heads {kind.n_kv_heads}"
-                return axis, what, kind.n_kv_heads * max(got // kind.n_kv_heads, 1)
-        elif axis in Kind._fields and got != getattr(kind, axis):
-            size = getattr(kind, axis)
-            return axis, f"{axis} is {got} but the cache has {axis} {size}", size
-    return None
+            f"query: n_heads is {heads} but the cache has n_kv_heads {kind.n_kv_heads} (query "
+            f"{shapes['query']}, axes {in_words(_AXES['query'])})",
+            _ADVICE["n_heads"], "query", shapes["query"], right, in_words(_AXES["query"]),
+        )  # fmt: skip
+    raise call.error()
 
 
 def _readable(kind: Kind, array: np.ndarray) -> np.ndarray:
@@ -132,11 +129,10 @@ def check_kept(kind: Kind, pages: Pages, lengths: Any) -> np.ndarray:
     """What `truncate` leaves: no more than there is, and with what the next query looks back at."""
     lengths = as_integers("lengths", lengths)
     if lengths.shape != (kind.batch,):
-        raise ShapeError(
+        raise wrong_shape(
             f"lengths: shape {lengths.shape}, expected ({kind.batch},), one length for each batch "
             f"entry",
-            "those before are cache.lengths",
-            "lengths", lengths.shape, (kind.batch,), "(batch,)",
+            "lengths", lengths.shape, {("batch",): (kind.batch,)}, "those before are cache.lengths",
         )  # fmt: skip
     longest = pages.lengths()
     check_range("lengths", lengths, int(longest.max()), "; truncate() only shortens")
@@ -160,11 +156,10 @@ def check_order(kind: Kind, batch_index: Any) -> np.ndarray:
     """Which entry each entry becomes."""
     index = as_integers("batch_index", batch_index)
     if index.shape != (kind.batch,):
-        raise ShapeError(
+        raise wrong_shape(
             f"batch_index: shape {index.shape}, expected ({kind.batch},): for each entry the one "
             f"that it continues",
-            reshape_fix("batch_index", index.shape, (kind.batch,), "np.arange(batch) changes none"),
-            "batch_index", index.shape, (kind.batch,), "(batch,)",
+            "batch_index", index.shape, {("batch",): (kind.batch,)}, "np.arange(batch) changes none",
         )  # fmt: skip
     check_range("batch_index", index, kind.batch - 1)
     return index.astype(np.int64)
@@ -225,7 +220,8 @@ def attention(
     want_weights = check_flag("return_weights", return_weights)
     want_lse = check_flag("return_lse", return_lse)
     query = as_floats("query", query)
-    _check_tensor(kind, "query", query, ("batch", "n_heads", "n_q", "d_qk"))
+    _check_dtypes(kind, query=query)
+    _check_shapes(kind, query=query)
     rows, shape = query.shape[:3], (*query.shape[:3], kind.d_v)
     batch, n_heads, n_q = (kind.batch,), *rows[1:]
     dtype, compute, n_kv = kind.dtype, kind.compute, pages.longest

@@ -5,7 +5,6 @@ products with them. Shapes are checked by the forward's own checks.
 """
 
 from collections.abc import Iterable
-from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,12 +12,16 @@ import numpy as np
 from . import problem_additive, problem_classic
 from .arrays import as_floats, compute_type, dtype_code, native, raw, walkable
 from .problem_backward import check_needs, like_forward
+from .projection import gradient_of_tokens, gradient_of_weight, rows_of
 from .shapes import Shape
 
 ADDITIVE = ("query", "keys", "W_a", "U_a", "v_a", "values", "bias", "v_scale", "location")
 CONCAT = ("query", "keys", "W_c", "v", "values")
 GENERAL = ("query", "keys", "W", "values")
 DOT = ("query", "keys", "values")
+_TENSORS = ("query", "keys", "values", "v")  # of the core, which has them first
+_FORWARD_S = (None,) * 5  # of the core's arguments: exponentials, out, weights, mask, lengths
+_SLACK = 2.0**-5  # of weights, which 16 bits may have rounded
 
 
 class ClassicBackward(NamedTuple):
@@ -31,12 +34,12 @@ class ClassicBackward(NamedTuple):
 
     def deliver(self, all_gradients: dict[str, np.ndarray | None]) -> dict[str, np.ndarray | None]:
         """Those of the gradients that were asked for, in the dtype of the query."""
+        asked = {name: x if name in self.needs else None for name, x in all_gradients.items()}
         dtype = native(self.inputs["query"].dtype)
+        if dtype == compute_type(dtype):
+            return asked
         with np.errstate(over="ignore"):  # a float16 gradient may be infinite
-            return {
-                name: x.astype(dtype, copy=False) if name in self.needs and x is not None else None
-                for name, x in all_gradients.items()
-            }
+            return {name: None if x is None else x.astype(dtype) for name, x in asked.items()}
 
     def additive(self) -> dict[str, np.ndarray | None]:
         """Gradients of `additive_attention`'s arguments, after the core has run."""
@@ -44,7 +47,7 @@ class ClassicBackward(NamedTuple):
         query, keys = of.get("query"), of.get("keys")
         to_bias = to_v = to_v_scale = None
         if query is not None and given["bias"] is not None:
-            to_bias = _rows(query).sum(0)
+            to_bias = rows_of(query).sum(0)
         if "v" in of:
             to_v, to_v_scale = _of_vector(of["v"], given["v_a"], given["v_scale"])
         return self.deliver(
@@ -102,32 +105,16 @@ class ClassicBackward(NamedTuple):
         return np.add(values, to_keys, out=values)
 
 
-def _rows(array: np.ndarray) -> np.ndarray:
-    """All rows of an array, whatever axes they are in."""
-    return array.reshape(prod(array.shape[:-1]), array.shape[-1])
-
-
 def _projected_back(gradient: np.ndarray | None, matrix: np.ndarray | None) -> np.ndarray | None:
     """The gradient by x of x @ matrix^T; x itself without a matrix."""
-    if gradient is None or matrix is None:
-        return gradient
-    with np.errstate(all="ignore"):
-        product = _rows(gradient) @ matrix.astype(gradient.dtype, copy=False)
-    return product.reshape(*gradient.shape[:-1], matrix.shape[1])
+    return gradient if gradient is None or matrix is None else gradient_of_tokens(gradient, matrix)
 
 
 def _of_matrix(
     gradient: np.ndarray | None, x: np.ndarray, matrix: np.ndarray | None
 ) -> np.ndarray | None:
-    """The gradient by the matrix of x @ matrix^T."""
-    if gradient is None or matrix is None:
-        return None
-    gradient, x = _rows(gradient), _rows(x).astype(gradient.dtype, copy=False)
-    with np.errstate(all="ignore"):
-        product = gradient.T @ x
-        if not np.isfinite(product).all():  # what has no gradient may be padding and hold anything
-            product = gradient.T @ np.where(gradient.any(-1, keepdims=True), x, 0)
-    return product
+    """The gradient by the matrix of x @ matrix^T, if there is one."""
+    return None if gradient is None or matrix is None else gradient_of_weight(gradient, x)
 
 
 def _of_vector(
@@ -136,48 +123,72 @@ def _of_vector(
     """Gradients by v_a and v_scale from that by v_scale * v_a / norm(v_a)."""
     if v_scale is None:
         return gradient, None
+    compute = gradient.dtype
     wide, gradient = v_a.astype(np.float64), gradient.astype(np.float64)
     with np.errstate(all="ignore"):
         length = np.sqrt(wide @ wide)
         direction = wide / length
         to_scale = direction @ gradient
-        return float(v_scale) / length * (gradient - direction * to_scale), to_scale
+        to_v = float(v_scale) / length * (gradient - direction * to_scale)
+        return to_v.astype(compute), to_scale.astype(compute)
 
 
 def additive_backward(
     grad_context: Any, weights: Any, grad_weights: Any, needs: Any, num_heads: Any, threads: int,
-    **inputs: Any,
+    inputs: dict[str, Any],
 ) -> ClassicBackward:  # fmt: skip
     """`additive_attention_backward`'s arguments, checked; raises all that it documents."""
-    needs = check_needs(needs, ADDITIVE)
-    inputs = _as_arrays(inputs, without=("v_scale",))
-    forward = problem_additive.additive(
-        **inputs, mask=None, key_lengths=None, num_heads=num_heads, out=None, threads=threads
-    )
+    needs = _needs_of(needs, ADDITIVE, inputs)
+    forward = _plain_forward(inputs, num_heads, threads)
+    if forward is None:
+        inputs = _as_arrays(inputs, without=("v_scale",))
+        forward = problem_additive.additive(
+            **inputs, mask=None, key_lengths=None, num_heads=num_heads, out=None, threads=threads
+        ).arguments
     wanted = {
-        "query": needs & _given(inputs, "query", "W_a", "bias"),
-        "keys": needs & _given(inputs, "keys", "U_a", "location"),
-        "v": needs & _given(inputs, "v_a", "v_scale"),
+        "query": needs & {"query", "W_a", "bias"},
+        "keys": needs & {"keys", "U_a", "location"},
+        "v": needs & {"v_a", "v_scale"},
     }
-    return _with_additive_core(forward, grad_context, weights, grad_weights, needs, inputs, wanted)
+    return _of_additive(forward, grad_context, weights, grad_weights, wanted, inputs, needs)
+
+
+def _plain_forward(inputs: dict[str, Any], num_heads: Any, threads: int) -> tuple | None:
+    """What `plain_step` makes of projected arrays, if they are all there is."""
+    keys, values = inputs["keys"], inputs["values"]
+    if (
+        inputs["W_a"] is inputs["U_a"] is inputs["bias"] is None
+        and inputs["v_scale"] is inputs["location"] is None
+        and type(keys) is np.ndarray
+        and type(num_heads) is int
+        and num_heads == 1
+    ):
+        values = keys if values is None else values
+        return problem_additive.plain_step(inputs["query"], keys, inputs["v_a"], values, threads)
+    return None
 
 
 def concat_backward(
     grad_context: Any, weights: Any, grad_weights: Any, needs: Any, num_heads: Any, threads: int,
-    **inputs: Any,
+    inputs: dict[str, Any],
 ) -> ClassicBackward:  # fmt: skip
     """`concat_attention_backward`'s arguments, checked; raises all that it documents."""
-    needs = check_needs(needs, CONCAT)
+    needs = _needs_of(needs, CONCAT, inputs)
     inputs = _as_arrays(inputs)
     forward = problem_additive.concat(
         **inputs, mask=None, key_lengths=None, num_heads=num_heads, out=None, threads=threads
-    )
+    ).arguments
     wanted = {
         "query": needs & {"query", "W_c"},
         "keys": needs & {"keys", "W_c"},
         "v": needs & {"v"},
     }
-    return _with_additive_core(forward, grad_context, weights, grad_weights, needs, inputs, wanted)
+    return _of_additive(forward, grad_context, weights, grad_weights, wanted, inputs, needs)
+
+
+def _needs_of(needs: Any, names: tuple[str, ...], inputs: dict[str, Any]) -> frozenset[str]:
+    """Names of the gradients that are asked for, of what is given."""
+    return frozenset(name for name in check_needs(needs, names) if inputs[name] is not None)
 
 
 def _as_arrays(inputs: dict[str, Any], without: Iterable[str] = ()) -> dict[str, Any]:
@@ -188,55 +199,31 @@ def _as_arrays(inputs: dict[str, Any], without: Iterable[str] = ()) -> dict[str,
     }
 
 
-def _given(inputs: dict[str, Any], *names: str) -> set[str]:
-    """Those of the names that have an argument."""
-    return {name for name in names if inputs[name] is not None}
-
-
-def _with_additive_core(
-    forward: Any,
+def _of_additive(
+    forward: tuple,
     grad_context: Any,
     weights: Any,
     grad_weights: Any,
-    needs: frozenset[str],
-    inputs: dict[str, Any],
     wanted: dict[str, frozenset[str]],
+    inputs: dict[str, Any],
+    needs: frozenset[str],
 ) -> ClassicBackward:
-    """The core's call for a checked forward of additive scores."""
-    dtype = native(inputs["query"].dtype)
-    given = _cotangents(
-        forward.output.shape, forward.weights.shape, dtype, grad_context, weights, grad_weights
-    )
-    query, keys, values, v = forward.arguments[:4]
-    shapes = {"query": query.shape, "keys": keys.shape, "v": v.shape, "values": values.shape}
-    gradients = _room(shapes, wanted, needs, inputs, compute_type(dtype))
-    return ClassicBackward(
-        (
-            (query, keys, values, v, *(None,) * 5, *forward.arguments[9:]),
-            tuple(None if x is None else raw(x) for x in given),
-            tuple(gradients.get(name) for name in ("query", "keys", "values", "v")),
-        ),
-        gradients,
-        inputs,
-        needs,
-    )
+    """The core's call, from that of a checked forward."""
+    output, made, dtype = forward[5], forward[6], native(inputs["query"].dtype)
+    given = _cotangents(output.shape, made.shape, dtype, grad_context, weights, grad_weights)
+    given = tuple(None if x is None else raw(x) for x in given)
+    return _core_call((*forward[:4], *_FORWARD_S, *forward[9:]), given, wanted, inputs, needs)
 
 
 def multiplicative_backward(
-    grad_context: Any,
-    weights: Any,
-    grad_weights: Any,
-    needs: Any,
-    threads: int,
-    names: tuple[str, ...],
-    num_heads: Any = 1,
-    **inputs: Any,
-) -> ClassicBackward:
-    """`dot_attention_backward`'s or `general_attention_backward`'s arguments, checked."""
-    needs = check_needs(needs, names)
+    grad_context: Any, weights: Any, grad_weights: Any, needs: Any, num_heads: Any, threads: int,
+    inputs: dict[str, Any],
+) -> ClassicBackward:  # fmt: skip
+    """`general_attention_backward`'s arguments, checked, or `dot_attention_backward`'s, without W."""
+    needs = _needs_of(needs, GENERAL if "W" in inputs else DOT, inputs)
     inputs = _as_arrays(inputs)
     options = {"mask": None, "key_lengths": None, "out": None, "threads": threads}
-    if "W" in names:
+    if "W" in inputs:
         forward = problem_classic.general(**inputs, num_heads=num_heads, **options)
     else:
         forward = problem_classic.dot(**inputs, **options)
@@ -246,21 +233,31 @@ def multiplicative_backward(
     given = _cotangents(
         forward.output.shape, forward.weights.shape, dtype, grad_context, weights, grad_weights
     )
-    projected = problem_classic.project(query, inputs["W"].T if "W" in names else None)
-    wanted = {"query": needs & {"query", "W"}, "keys": needs & {"keys"}}
-    shapes = {"query": projected.shape, "keys": keys.shape, "values": values.shape}
-    gradients = _room(shapes, wanted, needs, inputs, compute)
+    given = tuple(None if x is None else x.astype(compute, copy=False) for x in given)
+    projected = problem_classic.project(query, inputs["W"].T if "W" in inputs else None)
     tensors = (walkable(x.astype(compute, copy=False)) for x in (projected, keys, values))
-    return ClassicBackward(
-        (
-            (*tensors, *(None,) * 6, dtype_code(compute), num_heads, threads),
-            tuple(None if x is None else x.astype(compute, copy=False) for x in given),
-            (*(gradients.get(name) for name in ("query", "keys", "values")), None),
-        ),
-        gradients,
-        inputs,
-        needs,
-    )
+    arguments = (*tensors, None, *_FORWARD_S, dtype_code(compute), num_heads, threads)
+    wanted = {"query": needs & {"query", "W"}, "keys": needs & {"keys"}}
+    return _core_call(arguments, given, wanted, inputs, needs)
+
+
+def _core_call(
+    forward: tuple,
+    given: tuple,
+    wanted: dict[str, frozenset[str]],
+    inputs: dict[str, Any],
+    needs: frozenset[str],
+) -> ClassicBackward:
+    """The core's call, with zeros for what it is to add to."""
+    wanted["values"] = needs & {"keys" if inputs["values"] is None else "values"}
+    compute = compute_type(inputs["query"].dtype)
+    gradients = {
+        name: np.zeros(x.shape, compute)
+        for name, x in zip(_TENSORS, forward, strict=False)
+        if wanted.get(name)
+    }
+    arguments = (forward, given, tuple(map(gradients.get, _TENSORS)))
+    return ClassicBackward(arguments, gradients, inputs, needs)
 
 
 def _cotangents(
@@ -285,26 +282,18 @@ def _cotangents(
 
 
 def _check_weights(weights: np.ndarray) -> None:
-    """Rows of weights sum to 1, or to 0 where nothing is seen."""
+    """None is below 0, and those of a row sum to 1, or to 0 where nothing is seen."""
     with np.errstate(all="ignore"):
-        sums = weights.sum(-1, dtype=compute_type(weights.dtype))
-        wrong = np.minimum(np.abs(sums - 1), np.abs(sums)) > 2.0**-5  # NaN passes: it is propagated
-    if wrong.any():
-        where = tuple(int(i) for i in np.argwhere(wrong)[0])
-        raise ValueError(
-            f"weights: those of row {where} sum to {sums[where]:.3g}, expected 1, or 0 where nothing "
-            f"is seen; pass the weights that the forward returned"
-        )
-
-
-def _room(
-    shapes: dict[str, Shape],
-    wanted: dict[str, frozenset[str]],
-    needs: frozenset[str],
-    inputs: dict[str, Any],
-    compute: np.dtype,
-) -> dict[str, np.ndarray]:
-    """Zeros for what the core is to add to."""
-    of_values = needs & {"keys" if inputs["values"] is None else "values"}
-    wanted = wanted | {"values": of_values}
-    return {name: np.zeros(shapes[name], compute) for name, needed in wanted.items() if needed}
+        sums = np.add.reduce(weights, -1, compute_type(weights.dtype))
+        wrong = np.abs(sums * (sums - 1)) > _SLACK  # NaN passes: it is propagated
+        lowest = np.minimum.reduce(weights, None, initial=0)
+    if lowest < -_SLACK:
+        wrong = weights.min(-1) < -_SLACK
+    elif not wrong.any():
+        return
+    where = tuple(int(i) for i in np.argwhere(wrong)[0])
+    raise ValueError(
+        f"weights: those of row {where} sum to {sums[where]:.3g}, the lowest is "
+        f"{weights[where].min():.3g}; expected none below 0 and a sum of 1, or of 0 where nothing is "
+        f"seen: pass the weights that the forward returned"
+    )

@@ -1,4 +1,6 @@
-"""Products of tokens and matrices, and their results as heads."""
+"""Products of tokens and matrices, what gradients they have, and their results as heads."""
+
+from math import prod
 
 import numpy as np
 
@@ -16,6 +18,32 @@ def project(
         if bias is not None:
             product += bias
     return product.reshape(*x.shape[:-1], len(weight))
+
+
+def rows_of(x: np.ndarray) -> np.ndarray:
+    """All rows of an array, whatever axes they are in."""
+    return x.reshape(prod(x.shape[:-1]), x.shape[-1])
+
+
+def gradient_of_tokens(gradient: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """By x, from the gradient by x @ weight^T."""
+    with np.errstate(all="ignore"):
+        product = rows_of(gradient) @ weight.astype(gradient.dtype, copy=False)
+    return product.reshape(*gradient.shape[:-1], weight.shape[1])
+
+
+def gradient_of_weight(
+    gradient: np.ndarray, x: np.ndarray, out: np.ndarray | None = None
+) -> np.ndarray:
+    """By the weight, from the gradient by x @ weight^T; rows without a gradient may hold anything."""
+    gradient, x = rows_of(gradient), rows_of(x).astype(gradient.dtype, copy=False)
+    with np.errstate(all="ignore"):
+        product = np.matmul(gradient.T, x, out=out)
+        if not np.isfinite(product).all():
+            product = np.matmul(
+                gradient.T, np.where(gradient.any(-1, keepdims=True), x, 0), out=out
+            )
+    return product
 
 
 def project_inputs(
@@ -57,3 +85,9 @@ def with_rows(rows: list[np.ndarray], x: np.ndarray, axis: int) -> np.ndarray:
 def heads_first(x: np.ndarray, d: int, batch_axis: int) -> np.ndarray:
     """(batch, heads, n, d) as a view of features that hold the heads side by side."""
     return x.reshape(*x.shape[:2], x.shape[2] // d, d).transpose(HEADS_FIRST[batch_axis])
+
+
+def heads_joined(x: np.ndarray, batch_axis: int) -> np.ndarray:
+    """(batch, n, heads, d) as tokens, whose features hold the heads side by side."""
+    x = x.reshape(*x.shape[:2], x.shape[2] * x.shape[3])
+    return x.swapaxes(0, 1) if batch_axis else x

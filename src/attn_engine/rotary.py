@@ -6,9 +6,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from .arrays import as_floats, as_integers, compute_type, native
+from .misfits import wrong_shape
 from .options import check_flag, check_integer, check_range
 from .outputs import check_out
-from .shapes import Shape, ShapeError, named_axes, reshape_fix
+from .repairs import Call, Form
+from .shapes import Shape, ShapeError, batch_words
 
 
 def rotary_embedding(
@@ -129,15 +131,7 @@ def _check_tables(
     """cos and sin fit x and each other; the positions, if there are any."""
     batch, n = shape[:-3], shape[-2]
     if position_ids is None:
-        for name, table in tables.items():
-            if table.shape not in ((n, half), (*batch, n, half)):
-                raise ShapeError(
-                    f"{name}: shape {table.shape}, expected {(n, half)}"
-                    + (f" or {(*batch, n, half)}" if batch else "")
-                    + f" for x {shape}",
-                    "a longer table needs position_ids, a narrower one rotary_dim",
-                    name, table.shape, (n, half), "(n, rotary_dim / 2)",
-                )  # fmt: skip
+        _check_rows({name: table.shape for name, table in tables.items()}, shape, half)
         return None
     rows = tables["cos"].shape[0] if tables["cos"].ndim else 0
     for name, table in tables.items():
@@ -150,16 +144,36 @@ def _check_tables(
             )  # fmt: skip
     positions = as_integers("position_ids", position_ids)
     if positions.shape not in ((n,), (*batch, n)):
-        right = (*batch, n) if positions.ndim > 1 else (n,)
-        raise ShapeError(
+        raise wrong_shape(
             f"position_ids: shape {positions.shape}, expected {(n,)}"
             + (f" or {(*batch, n)}" if batch else ""),
-            reshape_fix("position_ids", positions.shape, right, f"number each of the {n} rows"),
-            "position_ids", positions.shape, right, named_axes(("batch", "n"), len(right)),
+            "position_ids", positions.shape,
+            {(*batch_words(len(batch)), "n"): (*batch, n), ("n",): (n,)},
+            f"number each of the {n} rows",
         )  # fmt: skip
     if positions.size:
         check_range("position_ids", positions, rows - 1)
     return positions
+
+
+def _check_rows(tables: dict[str, Shape], shape: Shape, half: int) -> None:
+    """ShapeError unless both tables have a row for each row of x."""
+    batch = batch_words(len(shape) - 3)
+    words, heads = ("n", "rotary_dim / 2"), ("n_heads",) * (len(shape) > 2)
+    x = (*batch, *heads, "n", "d")
+    forms = [Form({"x": x, "cos": axes, "sin": axes}) for axes in (words, (*batch, *words))]
+    columns = {"rotary_dim / 2": half}
+    call = Call({"x": shape, **tables}, forms, columns | {"d": shape[-1]}, f"x {shape}")
+    if call.fits():
+        return
+    if error := call.repaired():
+        raise error
+    narrow = "a longer table needs position_ids, a narrower one rotary_dim"
+    if tables["cos"][-1:] == (2 * half,):
+        narrow = f"of pairs use cos[..., :{half}] if its halves are alike, else cos[..., ::2]"
+    sizes = dict(zip(x, shape, strict=True)) | columns
+    advice = dict.fromkeys(words, narrow)
+    raise call._replace(shapes=tables, sizes=sizes, advice=advice).error()
 
 
 def _rows(

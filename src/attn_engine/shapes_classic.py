@@ -1,101 +1,108 @@
-"""Which one-line change would make the states of a recurrent network fit together.
+"""Whether the states of a recurrent network and the matrices of a score go together.
 
-Pure tuples of integers, as in shapes.py. A repair is the fix in words, the tensor to change, its
-shape, the right one, and the words for that; what else changes with it, if anything does.
+Words for axes are those of that literature: T_dec decoder states of size d_s, T_enc encoder states
+of size d_h, d_attn between them. A query with one axis less than the keys is one decoder step.
 """
 
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
+from functools import cache
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
-from .shapes import Shape, named_axes, swapped, without_ones
+from .repairs import Call, Form, Sizes
+from .routes import Words
+from .shapes import Shape
 
-Repair = tuple[str, str, Shape, Shape, str]
-
-
-def axes_of_states(name: str, shape: Shape, step: bool = False) -> str:
-    """The words for query, keys or values of a shape; a single `step` has no T_dec."""
-    words = {
-        "query": ("batch", "T_dec", "d_s"),
-        "keys": ("batch", "T_enc", "d_h"),
-        "values": ("batch", "T_enc", "d_v"),
-    }[name]
-    return named_axes((words[0], words[2]) if step else words, len(shape))
-
-
-def states_rank_repair(query: Shape, keys: Shape) -> Repair:
-    """Which of them has too many axes or too few: the fix, and whose shape becomes which."""
-    name, shape = ("keys", keys) if len(keys) not in (2, 3) else ("query", query)
-    if (len(query), len(keys)) == (3, 2):  # the encoder's batch axis is missing
-        name, shape = "keys", keys
-    rank = 3 if 3 in (len(query), len(keys)) or max(len(query), len(keys)) > 3 else 2
-    fix, expected = "reshape or index one of them", ((1,) * rank + shape)[-rank:]
-    squeezed = without_ones(shape, rank)
-    if squeezed:
-        fix, expected = f"use {name}.reshape{squeezed}", squeezed
-    elif len(shape) == rank - 1 or (len(query), len(keys)) == (1, 3):
-        n = (keys if name == "query" else query)[0] if rank == 3 else 1
-        fix = f"use {name}[None]" if n == 1 else f"use np.repeat({name}[None], {n}, axis=0)"
-        expected = (n, *shape)
-    step = name == "query" and len(expected) == 2 and rank == 3
-    return fix, name, shape, expected, axes_of_states(name, expected, step)
+# Axes of query and keys before their features, by how many there are with these.
+_STATES = {
+    (3, 3): (("batch", "T_dec"), ("batch", "T_enc")),
+    (2, 3): (("batch",), ("batch", "T_enc")),
+    (2, 2): (("T_dec",), ("T_enc",)),
+    (1, 2): ((), ("T_enc",)),
+}
+_ADVICE = {
+    "T_enc": "give every key one value",
+    "d_attn": "project all to one d_attn, {tensor} to {right}",
+    "d_s + d_h": "it is np.hstack([W_a, U_a])",
+}
 
 
-def batch_repair(
-    query: Shape, keys: Shape, values: Shape | None
-) -> tuple[str, str, Shape, Shape, str, dict[str, Shape]]:
-    """Axes in another order, or one entry for all: the fix, and whose shape becomes which."""
-    n, batch = query[0], keys[0]
-    name, expected = "keys", (n, *keys[1:])
-    fix = "repeat or index one of them, nothing is broadcast"
-    if query[1] == batch:  # (T_dec, batch, d_s), or (d_s, batch)
-        fix, name, expected = "use query.swapaxes(0, 1)", "query", swapped(query, 0, 1)
-    elif keys[1] == n:
-        fix, expected = "use keys.swapaxes(0, 1)", swapped(keys, 0, 1)
-    elif n == 1:
-        fix, name = f"use np.repeat(query, {batch}, axis=0)", "query"
-        expected = (batch, *query[1:])
-    elif batch == 1:
-        fix = f"use np.repeat(keys, {n}, axis=0)"
-    elif len(query) == 2:
-        fix = f"of several steps for each entry np.repeat(query[None], {batch}, axis=0)"
-        name, expected = "query", (batch, *query)
-    elif values is not None and values[:1] == (batch,):
-        name, expected = "query", (batch, *query[1:])
-    changes = {name: expected}
-    if name == "keys" and values is not None and values[:2] == keys[:2]:
-        fix += ", values alike"
-        changes["values"] = (*expected[:2], *values[2:])
-    shape = query if name == "query" else keys
-    return fix, name, shape, expected, axes_of_states(name, expected, len(expected) == 2), changes
+_NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
-def values_repair(keys: Shape, values: Shape, d_h: Shape) -> Repair:
-    """Values in another order, or keys: the fix, and whose shape becomes which."""
-    name, shape, fix = "values", values, "give every key one value"
-    expected = (*keys[:-1], values[-1] if values else 1)
-    if values == (*keys[1:-1], *values[-1:]) and len(keys) == 3:
-        fix, expected = f"use np.repeat(values[None], {keys[0]}, axis=0)", (keys[0], *values)
-    elif len(values) == len(keys):
-        for a, b in ((-1, -2), (0, 1)):
-            if swapped(values, a, b)[:-1] == keys[:-1]:
-                fix, expected = f"use values.swapaxes({a}, {b})", swapped(values, a, b)
-                break
-        else:
-            if swapped(keys, -1, -2)[:-1] == values[:-1] and d_h == keys[-2:-1]:
-                name, shape, fix = "keys", keys, "use keys.swapaxes(-1, -2)"
-                expected = swapped(keys, -1, -2)
-    return fix, name, shape, expected, axes_of_states(name, expected)
+class Score(NamedTuple):
+    """What a score function asks of its arguments."""
+
+    forms: Mapping[tuple[int, int], Form]  # by the axes of query and keys
+    blamed: Sequence[str]  # whom to blame first
+    advice: Mapping[str, str]
 
 
-def turned_states(
-    query: Shape, keys: Shape, has_values: bool, fits: Callable[[int, int], bool]
-) -> Repair | None:
-    """The last two axes of query or keys swapped, if d_s and d_h fit then."""
-    for name, shape, d_s, d_h in (
-        ("query", query, query[-2:-1], keys[-1:]),
-        ("keys", keys, query[-1:], keys[-2:-1]),
-    ):
-        can = not has_values if name == "keys" else len(query) == len(keys)
-        if can and fits(*d_s, *d_h):
-            right = swapped(shape, -1, -2)
-            return f"use {name}.swapaxes(-1, -2)", name, shape, right, axes_of_states(name, right)
-    return None
+def _score(
+    matrices: Mapping[str, Words],
+    query: str = "d_s",
+    keys: str = "d_h",
+    blamed: Sequence[str] = (),
+    advice: Mapping[str, str] = _ADVICE,
+    **options: Any,
+) -> Score:
+    """A score with these matrices, of queries and keys with these last axes."""
+    forms = {}
+    for ranks, (q, k) in _STATES.items():
+        axes = {"query": (*q, query), "keys": (*k, keys), "values": (*k, "d_v")}
+        forms[ranks] = Form(axes | matrices, **options)
+    return Score(forms, [*blamed, *matrices], advice)
+
+
+def _both_sizes(sizes: Sizes) -> Sizes | None:
+    """The columns of W_c are those for the query and those for the keys."""
+    if not {"d_s", "d_h"} <= sizes.keys():
+        return sizes
+    columns = sizes["d_s"] + sizes["d_h"]
+    return sizes | {"d_s + d_h": columns} if sizes.get("d_s + d_h", columns) == columns else None
+
+
+DOT = _score(
+    {},
+    blamed=["query"],
+    advice=_ADVICE | {"d_s": "use general_attention with a matrix W of shape ({got}, {n})"},
+    same={"d_h": "d_s"},
+)
+GENERAL = _score({"W": ("d_s", "d_h")})
+CONCAT = _score({"v": ("d_attn",), "W_c": ("d_attn", "d_s + d_h")}, rule=_both_sizes)
+
+
+@cache
+def additive_score(names: tuple[str, str, str], has_W_a: bool, has_U_a: bool) -> Score:
+    """Bahdanau's score with matrices of these names; without one states are projected already."""
+    W_a, U_a, v_a = names
+    matrices = {v_a: ("d_attn",), W_a: ("d_attn", "d_s"), U_a: ("d_attn", "d_h")}
+    return _score(matrices, "d_s" if has_W_a else "d_attn", "d_h" if has_U_a else "d_attn")
+
+
+def check_projection(keys: Shape, U_a: Shape | None) -> None:
+    """ShapeError unless encoder states can be projected."""
+    shapes = {"keys": keys} | ({} if U_a is None else {"U_a": U_a})
+    axes = [("batch", "T_enc", "d_h"), ("T_enc", "d_h")]
+    forms = [Form({"keys": words, "U_a": ("d_attn", "d_h")}) for words in axes]
+    call = Call(shapes, forms, parameters=("U_a",))
+    if not call.fits():
+        raise call.error()
+
+
+def check_states(
+    shapes: Mapping[str, Shape], score: Score, sizes: Mapping[str, int] = _NOTHING
+) -> None:
+    """ShapeError unless all shapes fit together; nothing is broadcast.
+
+    `sizes` are those of keys that are prepared, which are not among the shapes then.
+    """
+    keys = len(shapes["keys"]) if "keys" in shapes else 2 + ("batch" in sizes)
+    form = score.forms.get((len(shapes["query"]), keys))
+    if form is not None and form.with_tensors(shapes, sizes) is not None:
+        return
+    forms = [form for (_, n), form in score.forms.items() if "keys" in shapes or n == keys]
+    exchanges = [("W_a", "U_a"), ("query", "keys")]
+    raise Call(
+        shapes, forms, sizes, "the projected keys", exchanges, score.blamed, score.advice
+    ).error()

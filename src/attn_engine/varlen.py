@@ -76,6 +76,12 @@ def scaled_dot_product_attention_varlen(
     MemoryError
         No memory for the result or for scratch space.
 
+    Notes
+    -----
+    Where queries and keys have the same lengths `scaled_dot_product_attention_backward` takes these
+    tensors, output and lse as they are: with ``layout="bshd"`` and ``segment_ids=(ids, ids)``, ids
+    being the number of each row's sequence.
+
     References
     ----------
     Dao, "FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning", 2023,

@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ..arrays import as_array, as_floats, as_mask
+from ..misfits import check_broadcast
 from ..options import check_count, check_integer
-from ..shapes import check_broadcast
 from ..weights import check_rows, check_weights
 from .summaries import normalized
 

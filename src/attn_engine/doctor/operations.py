@@ -1,38 +1,63 @@
-"""What can be diagnosed: for each function its checks without its work, and the shapes it gives."""
+"""What can be diagnosed: every function that takes arrays, its checks, and its call in a test."""
 
 import inspect
 from collections.abc import Callable
 from functools import partial
+from types import MethodType
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import problem
-from ..additive import additive_attention, concat_attention
-from ..dot_product import scaled_dot_product_attention, self_attention
+from .. import problem_classic_backward as classic_backward
+from ..additive import additive_attention, concat_attention, project_keys
+from ..backward import scaled_dot_product_attention_backward
+from ..cache import KVCache
+from ..classic_backward import (
+    additive_attention_backward,
+    concat_attention_backward,
+    dot_attention_backward,
+    general_attention_backward,
+)
+from ..dot_product import scaled_dot_product_attention, self_attention, softmax
+from ..merge import merge_attention
+from ..monotonic import monotonic_attention
 from ..multihead import MultiheadAttention
 from ..multiplicative import dot_attention, general_attention
-from ..shapes import Shape, ShapeError, axes_of, named_axes
+from ..problem_backward import NAMES
+from ..rotary import rotary_embedding
+from ..varlen import scaled_dot_product_attention_varlen
+from . import checks
+from .checks import Results, by_out, by_running
 
-FLOATS = {
-    *("query", "key", "value", "keys", "values", "x", "location", "bias", "sinks", "alibi_slopes"),
-    *("W_a", "U_a", "v_a", "W_c", "v", "W", "W_q", "W_k", "W_v", "out"),
-}
-MASKS = {"mask", "attn_mask", "key_padding_mask"}
-INTEGERS = {"key_lengths", "query_lengths"}
 # What a shape depends on; other options stay out of the test.
 OPTIONS = {
-    *("num_heads", "num_kv_heads", "enable_gqa", "layout"),
+    *("num_heads", "num_kv_heads", "enable_gqa", "layout", "axis", "rotary_dim"),
     *("embed_dim", "kdim", "vdim", "batch_first"),
+    *("batch", "n_kv_heads", "d_qk", "d_v", "capacity", "window", "page_size"),
 }
+
+
+class Operation(NamedTuple):
+    """A function, its checks alone, and how a test calls it."""
+
+    function: Callable
+    check: Callable[..., Results]  # raises what the call would, else says what it gives
+    source: str
+    reminder: str
 
 
 def bind(function: Callable, arguments: dict[str, Any]) -> None:
     """TypeError if an argument is missing or unknown."""
     calls = [(function, arguments)]
     if function is MultiheadAttention:
-        makes, call = _split(arguments)
+        makes, call = checks.split(MultiheadAttention, arguments)
         calls = [(function, makes), (partial(MultiheadAttention.forward, None), call)]
+    elif getattr(KVCache, function.__name__, None) is function:
+        call = {name: value for name, value in arguments.items() if name != "cache"}
+        calls = [(partial(function, None), call)]
+        if "cache" not in arguments:
+            makes, call = checks.split(KVCache, arguments)
+            calls = [(KVCache, makes), (partial(function, None), call)]
     try:
         for called, given in calls:
             inspect.signature(called).bind(**given)
@@ -40,166 +65,171 @@ def bind(function: Callable, arguments: dict[str, Any]) -> None:
         raise TypeError(f"{function.__name__}: {error}") from None
 
 
-class _Checks(MultiheadAttention):
-    """A layer of checks alone, without parameters."""
-
-    def _shapes(self) -> dict[str, Shape]:
-        """None."""
-        return {}
-
-    def _set(self, parameters: Any) -> None:
-        """Nothing to hold."""
-
-    def _projected(self, inputs: Any, threads: int) -> list[np.ndarray]:
-        """What comes after the checks: the end."""
-        shape = inputs.query.shape[not inputs.batched :]
-        axes = ("batch", "n_q") if self.batch_first or not inputs.batched else ("n_q", "batch")
-        axes = named_axes((*axes, "embed_dim"), len(shape))
-        raise ShapeError("out: all else fits", "", "out", (), shape, axes)
-
-
-def _multihead(out: Any, **arguments: Any) -> None:
-    """Make a layer and call it, as far as checks go."""
-    makes, call = _split(arguments)
-    _Checks(**makes)(**call)
+def found(function: Any, arguments: dict[str, Any]) -> tuple[Operation, dict[str, Any]]:
+    """The operation of that function or name, and the arguments with those that it is bound to."""
+    of = function.__self__ if isinstance(function, MethodType) else None
+    if isinstance(of, MultiheadAttention) and function.__name__.startswith("forward"):
+        function = of
+    if isinstance(function, MultiheadAttention):
+        made_of = ("embed_dim", "num_heads", "num_kv_heads", "kdim", "vdim", "batch_first", "dtype")
+        arguments = {name: getattr(function, name) for name in made_of} | arguments
+        function = MultiheadAttention
+    elif isinstance(of, KVCache):
+        arguments = {"cache": of} | arguments
+        function = function.__func__
+    for name, operation in OPERATIONS.items():
+        if function in (name, operation.function.__name__) or function is operation.function:
+            return operation, arguments
+    raise ValueError(f"diagnose: no checks of {function!r}, expected one of {list(OPERATIONS)}")
 
 
-def _split(arguments: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The arguments that make a layer, and those of its call."""
-    makes = inspect.signature(MultiheadAttention).parameters.keys() & arguments.keys()
-    call = {name: value for name, value in arguments.items() if name not in makes}
-    return {name: arguments[name] for name in makes}, call
-
-
-def _self(
-    x: Any,
-    W_q: Any,
-    W_k: Any,
-    W_v: Any,
-    num_heads=1,
-    num_kv_heads=None,
-    attn_mask=None,
-    **options: Any,
-) -> None:
-    """`self_attention` as far as checks go; its heads side by side."""
-    try:
-        problem.self_attention(x, (W_q, W_k, W_v), num_heads, num_kv_heads, attn_mask, **options)
-    except ShapeError as error:
-        if error.tensor == "out":
-            *rows, heads, d_v = error.expected
-            axes = named_axes(("batch", "n", "num_heads * d_v"), len(rows) + 1)
-            raise ShapeError(error.args[0], "", "out", (), (*rows, heads * d_v), axes) from None
-        raise
-
-
-class Operation(NamedTuple):
-    """A function, how to have its arguments checked alone, and what it gives."""
-
-    function: Callable
-    call: Callable
-    result: str  # what it calls its result
-    weights: Callable[[dict[str, Any]], dict[str, int]]  # axes of the weights of a right call
-    source: str  # of a call in a test
-    reminder: str
-
-
-def _sdpa_weights(right: dict[str, Any]) -> dict[str, int]:
-    """(..., n_heads, n_q, n_kv)."""
-    query, key = np.shape(right["query"]), np.shape(right["key"])
-    bshd = right.get("layout") == "bshd"
-    batch, n_heads, n_q, _ = axes_of(query, bshd)
-    sizes = {f"batch {i}" if i else "batch": n for i, n in enumerate(batch)}
-    heads = {"n_heads": n_heads} if len(query) > 2 else {}
-    return sizes | heads | {"n_q": n_q, "n_kv": axes_of(key, bshd).n}
-
-
-def _classic_weights(right: dict[str, Any]) -> dict[str, int]:
-    """(batch, num_heads, T_dec, T_enc), as far as there are these axes."""
-    query, keys = np.shape(right["query"]), np.shape(getattr(right["keys"], "keys", right["keys"]))
-    sizes = dict(
-        zip(("batch", "T_dec") if len(keys) == 3 else ("T_dec",), query[:-1], strict=False)
-    )
-    heads = right.get("num_heads", 1)
-    if heads > 1:
-        batch = {"batch": sizes.pop("batch")} if "batch" in sizes else {}
-        sizes = batch | {"num_heads": heads} | sizes
-    return sizes | {"T_enc": keys[-2]}
-
-
-def _self_weights(right: dict[str, Any]) -> dict[str, int]:
-    """(..., num_heads, n, n)."""
-    *batch, n, _ = np.shape(right["x"])
-    sizes = {f"batch {i}" if i else "batch": size for i, size in enumerate(batch)}
-    heads = right.get("num_heads", 1)
-    return sizes | ({"num_heads": heads} if heads > 1 else {}) | {"n_q": n, "n_kv": n}
-
-
-def _multihead_weights(right: dict[str, Any]) -> dict[str, int]:
-    """(batch, n_q, n_kv), the mean over heads."""
-    query, key = np.shape(right["query"]), np.shape(right["key"])
-    if len(query) == 2:
-        return {"n_q": query[0], "n_kv": key[0]}
-    sequence = 1 if right.get("batch_first") else 0
-    return {"batch": query[1 - sequence], "n_q": query[sequence], "n_kv": key[sequence]}
+def _like(name: str, result: str) -> Callable[[Any], Results]:
+    """The shape of what a function returns, which is that of an argument."""
+    return lambda returned: {result: (np.shape(returned), f"that of {name}")}
 
 
 _LUONG = "Luong scores the decoder state after the step, s_t (Bahdanau the one before it, s_(t-1))"
+_SQUARE = "axes of equal size hide a swap: test with n_heads, n_q, n_kv and d all different"
+_SUMS = "\nnp.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-5)"
+_CACHE = "cache = KVCache({options})\n"
+_CONTEXT = "context, weights = {name}({arguments})" + _SUMS
+_BACKWARD = (
+    "context, weights = {forward}({inputs})\ngradients = {name}({arguments}, weights=weights)"
+)
+
 OPERATIONS = {
     "sdpa": Operation(
         scaled_dot_product_attention,
-        scaled_dot_product_attention,
-        "output",
-        _sdpa_weights,
-        "output, weights, _ = scaled_dot_product_attention({tensors}, {options}, return_weights=True)",
-        "axes of equal size hide a swap: test with n_heads, n_q, n_kv and d all different",
+        by_out(scaled_dot_product_attention, "output", checks.sdpa_weights),
+        "output, weights, _ = {name}({arguments}, return_weights=True)" + _SUMS,
+        _SQUARE,
+    ),
+    "varlen": Operation(
+        scaled_dot_product_attention_varlen,
+        checks.varlen(scaled_dot_product_attention_varlen),
+        "output = {name}({arguments})",
+        "cumulated lengths begin with 0 and end with the rows of query, and of key",
     ),
     "additive": Operation(
         additive_attention,
-        additive_attention,
-        "context",
-        _classic_weights,
-        "context, weights = additive_attention({tensors}, {options})",
+        by_out(additive_attention, "context", checks.classic_weights),
+        _CONTEXT,
         "Bahdanau scores the decoder state before the step, s_(t-1) (Luong the one after it, s_t); "
         "a square W_a fits turned too",
     ),
     "dot": Operation(
         dot_attention,
-        dot_attention,
-        "context",
-        _classic_weights,
-        "context, weights = dot_attention({tensors}, {options})",
+        by_out(dot_attention, "context", checks.classic_weights),
+        _CONTEXT,
         f"the dot score needs d_s = d_h, else general_attention; {_LUONG}",
     ),
     "general": Operation(
         general_attention,
-        general_attention,
-        "context",
-        _classic_weights,
-        "context, weights = general_attention({tensors}, {options})",
+        by_out(general_attention, "context", checks.classic_weights),
+        _CONTEXT,
         f"{_LUONG}; a square W fits turned too",
     ),
     "concat": Operation(
         concat_attention,
-        concat_attention,
-        "context",
-        _classic_weights,
-        "context, weights = concat_attention({tensors}, {options})",
+        by_out(concat_attention, "context", checks.classic_weights),
+        _CONTEXT,
         f"{_LUONG}; the columns of W_c for the decoder state come first",
     ),
     "self": Operation(
         self_attention,
-        _self,
-        "output",
-        _self_weights,
-        "output, weights = self_attention({tensors}, {options})",
+        by_out(checks.self_attention, "output", checks.self_weights),
+        "output, weights = {name}({arguments})" + _SUMS,
         "x @ W: W is (d_model, ...), the transpose of a torch.nn.Linear's weight",
     ),
     "multihead": Operation(
         MultiheadAttention,
-        _multihead,
-        "output",
-        _multihead_weights,
-        "layer = MultiheadAttention({options})\noutput, weights = layer({tensors})",
+        checks.multihead,
+        "layer = {name}({options})\noutput, weights = layer({tensors})" + _SUMS,
         "True in its bool masks means ignore; without batch_first the sequence comes before batch",
     ),
+    "softmax": Operation(
+        softmax,
+        by_out(softmax, "weights"),
+        "weights = {name}({arguments})",
+        "the axis that sums to 1 is that of the keys, the last one by default",
+    ),
+    "rotary": Operation(
+        rotary_embedding,
+        by_out(rotary_embedding, "rotated"),
+        "rotated = {name}({arguments})",
+        "cos and sin have half of the rotated columns; interleaved or not must be as in training",
+    ),
+    "merge": Operation(
+        merge_attention,
+        by_running(
+            merge_attention,
+            lambda merged: {
+                "merged.output": (merged.output.shape, "that of outputs[0]"),
+                "merged.lse": (merged.lse.shape, "(..., n_heads, n_q)"),
+            },
+        ),
+        "merged = {name}({arguments})",
+        "the parts are of disjoint keys; lses keep (..., n_heads, n_q) in every layout",
+    ),
+    "monotonic": Operation(
+        monotonic_attention,
+        by_running(monotonic_attention, _like("p_choose", "alignment")),
+        "alignment = {name}({arguments})",
+        "p_choose are probabilities, such as a sigmoid of scores",
+    ),
+    "project_keys": Operation(
+        project_keys,
+        by_running(
+            project_keys,
+            lambda prepared: {"prepared.projected": (prepared.projected.shape, "(..., d_attn)")},
+        ),
+        "prepared = {name}({arguments})",
+        "pass the result as keys, with U_a=None",
+    ),
+    "append": Operation(
+        KVCache.append,
+        checks.of_cache(checks.append, full=False),
+        _CACHE + "cache.append({tensors})",
+        "heads are those of keys and values, before query heads share them",
+    ),
+    "attend": Operation(
+        KVCache.attend,
+        checks.of_cache(checks.attend, full=True),
+        _CACHE
+        + "tokens = (cache.batch, cache.n_kv_heads, {n_kv})\n"
+        + "cache.append(np.zeros((*tokens, cache.d_qk), np.float32), "
+        + "np.zeros((*tokens, cache.d_v), np.float32))\n"
+        + "output, weights, _ = cache.attend({tensors}, is_causal=False, return_weights=True)"
+        + _SUMS,
+        "append the token first, then attend from it; a cache made for this diagnosis is full",
+    ),
+    "truncate": Operation(
+        KVCache.truncate,
+        checks.of_cache(checks.truncate, full=True),
+        _CACHE + "cache.truncate({tensors})",
+        "lengths are those to keep, not to drop",
+    ),
+    "reorder": Operation(
+        KVCache.reorder,
+        checks.of_cache(checks.reorder, full=False),
+        _CACHE + "cache.reorder({tensors})",
+        "entry b goes on from what entry batch_index[b] was",
+    ),
+    "sdpa_backward": Operation(
+        scaled_dot_product_attention_backward,
+        checks.backward(scaled_dot_product_attention_backward, NAMES),
+        "output, _, lse = scaled_dot_product_attention({inputs}, return_lse=True)\n"
+        "gradients = {name}({arguments}, output=output, lse=lse)",
+        "output and lse are those of the same query, key, scale and masks",
+    ),
+}
+_WEIGHTS = "weights are those that the forward returned for the same arguments"
+OPERATIONS |= {
+    f"{short}_backward": Operation(function, checks.backward(function, names), _BACKWARD, _WEIGHTS)
+    for short, function, names in (
+        ("additive", additive_attention_backward, classic_backward.ADDITIVE),
+        ("concat", concat_attention_backward, classic_backward.CONCAT),
+        ("general", general_attention_backward, classic_backward.GENERAL),
+        ("dot", dot_attention_backward, classic_backward.DOT),
+    )
 }

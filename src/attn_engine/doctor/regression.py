@@ -1,51 +1,66 @@
 """Source of a test that a call with wrong shapes fails: what `diagnose` gives to paste."""
 
+import re
 from typing import Any
 
 import numpy as np
 
+from ..cache import KVCache
 from ..multihead import MultiheadAttention
 from ..projected import ProjectedKeys
 from ..shapes import Shape, ShapeError
-from .operations import FLOATS, INTEGERS, MASKS, OPTIONS, Operation
+from .arguments import FLOATS, INTEGERS, MASKS, SEVERAL, STARTS
+from .checks import Results, starts
+from .operations import OPTIONS, Operation
+
+_OF_THE_FORWARD = {"output", "lse", "weights"}  # what a backward pass is given of it
+_PROBABILITIES = {"p_choose", "previous_alignment"}
+_NOT_OF_THE_FORWARD = {"grad_output", "grad_context", "grad_weights", "grad_lse"}
 
 
 def source_of_test(
-    operation: Operation,
-    error: ShapeError | None,
-    right: dict[str, Any],
-    results: dict[str, tuple[Shape, str]],
+    operation: Operation, error: ShapeError | None, right: dict[str, Any], results: Results
 ) -> str:
     """Source of a test of the shapes of a right call."""
-    name, weights = operation.function.__name__, results["weights"][0]
-    n_q, n_kv = (1, *weights)[-2:]
-    ignore = "zeros" if operation.function is MultiheadAttention else "ones"
-    tensors, options = {}, []
-    for argument, value in right.items():
-        source = None if value is None else _source(argument, value, n_q, n_kv, ignore)
+    name = operation.function.__name__
+    is_backward = name.endswith("_backward")
+    sources, options = {}, []
+    for argument, value in (right | _made_of(right.get("cache"))).items():
+        source = _source(argument, value, operation, right, results)
+        if is_backward and argument in _OF_THE_FORWARD:
+            continue
         if source:
-            tensors[argument] = source
+            sources[argument] = source
         elif argument in OPTIONS or (value is None and argument in FLOATS):
             options.append(f"{argument}={value!r}")
-    changes = {} if error is None else error.changes
-    lines = [f"{argument} = {source}" for argument, source in tensors.items()]
-    lines += [
-        f"assert {argument}.shape == {tuple(np.shape(right[argument]))}"
-        + (f"  # {error.axes}, not {error.shape}" if argument == error.tensor else "")
-        for argument in tensors
-        if argument in changes
-    ]
-    passed = ", ".join([f"{argument}={argument}" for argument in tensors])
-    call = operation.source.format(tensors=passed, options=", ".join(options))
-    lines += call.replace(", )", ")").replace(", , ", ", ").splitlines()
-    for result, (shape, axes) in results.items():
-        lines.append(f"assert {result}.shape == {shape}  # {axes}")
-    lines.append("np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-5)")
-    imports = [name, "project_keys"] if "project_keys(" in "".join(lines) else [name]
+    changes = {} if error is None else {n.partition("[")[0] for n in error.changes}
+    lines = [f"{argument} = {source}" for argument, source in sources.items()]
+    for argument in sources:
+        if argument in changes:
+            wrong = error is not None and argument == error.tensor
+            note = f"  # {error.axes}, not {error.shape}" if wrong else ""
+            lines.append(f"assert {_shape_of(argument)} == {_shapes(right[argument])}{note}")
+    passed = [f"{argument}={argument}" for argument in sources]
+    inputs = [p for p in passed if p.partition("=")[0] not in _NOT_OF_THE_FORWARD]
+    lines += operation.source.format(
+        name=name,
+        forward=name.removesuffix("_backward"),
+        tensors=", ".join(passed),
+        options=", ".join(options),
+        arguments=", ".join(passed + options),
+        inputs=", ".join(inputs + options),
+        n_kv=(*results.get("weights", ((1,), ""))[0],)[-1],
+    ).splitlines()
+    if is_backward:
+        known = [n for n in _OF_THE_FORWARD if n in changes]
+        lines[-1:-1] = [f"assert {n}.shape == {_shapes(right[n])}" for n in known]
+    asserts = [f"assert {r}.shape == {shape}  # {axes}" for r, (shape, axes) in results.items()]
+    sums = lines.pop() if lines[-1].startswith("np.testing") else ""
+    lines += [*asserts, *filter(None, [sums])]
     return "\n".join(
         [
             "import numpy as np",
-            f"from attn_engine import {', '.join(imports)}\n\n",
+            f"from attn_engine import {', '.join(_imports(operation, lines))}\n\n",
             f"def test_shapes_of_{name}():",
             "    rng = np.random.default_rng(0)",
             *(f"    {line}" for line in lines),
@@ -53,22 +68,69 @@ def source_of_test(
     )
 
 
-def _source(argument: str, value: Any, n_q: int, n_kv: int, ignore: str) -> str | None:
+def _made_of(cache: KVCache | None) -> dict[str, Any]:
+    """The arguments that make such a cache."""
+    if cache is None:
+        return {}
+    names = ("batch", "n_kv_heads", "d_qk", "capacity", "d_v", "window", "page_size")
+    return {name: getattr(cache, name) for name in names}
+
+
+def _imports(operation: Operation, lines: list[str]) -> list[str]:
+    """What the lines of a test use of the package."""
+    text = "\n".join(lines)
+    names = [operation.function.__name__, "project_keys", "KVCache"]
+    if names[0].endswith("_backward"):
+        names.append(names[0].removesuffix("_backward"))
+    return [n for n in dict.fromkeys(names) if re.search(rf"(?<![\w.]){n}\(", text)]
+
+
+def _shape_of(argument: str) -> str:
+    """An expression for the shape of an argument, or of the arrays in it."""
+    return f"[x.shape for x in {argument}]" if argument in SEVERAL else f"{argument}.shape"
+
+
+def _shapes(value: Any) -> Any:
+    """A shape, or those of several arrays."""
+    if isinstance(value, (list, tuple)) and value and np.ndim(value[0]):
+        return [np.shape(each) for each in value]
+    return value if isinstance(value, tuple) else tuple(np.shape(value))  # of starts, the shape
+
+
+def _source(
+    argument: str, value: Any, operation: Operation, right: dict[str, Any], results: Results
+) -> str | None:
     """An expression for an array like an argument that hides no key; None if it is no array."""
+    if value is None:
+        return None
     if isinstance(value, ProjectedKeys):
         shapes = value.keys.shape, (value.projected.shape[-1], value.keys.shape[-1])
         return f"project_keys({_random(shapes[0])}, {_random(shapes[1])})"
     if argument == "segment_ids":
         return f"({', '.join(f'np.zeros({np.shape(ids)}, int)' for ids in value)})"
+    if argument in SEVERAL:
+        return f"[{', '.join(_random(np.shape(each)) for each in value)}]"
+    if argument in STARTS:
+        of = {"cu_seqlens_q": "query", "cu_seqlens_k": "key"}[argument]
+        total = np.shape(right[of])[0]
+        numbers = starts(value, total) if isinstance(value, tuple) else np.asarray(value)
+        return f"np.array({numbers.tolist()})"
     shape = tuple(np.shape(value))
     if argument == "sinks":
-        return f"np.full({shape}, -np.inf)"
-    if argument in FLOATS:
+        return f"np.full({shape}, -np.inf, np.float32)"
+    if argument in _PROBABILITIES:
+        return f"rng.random({shape}, dtype=np.float32)"
+    if argument in FLOATS and argument != "out":
         return _random(shape)
+    if argument == "out":
+        return f"np.empty({shape}, np.float32)"
     if argument in MASKS:
+        ignore = "zeros" if operation.function is MultiheadAttention else "ones"
         return f"np.{ignore}({shape}, bool)"
     if argument in INTEGERS:
-        return f"np.full({shape}, {n_q if argument == 'query_lengths' else n_kv})"
+        n_q, n_kv = (1, 1, *results.get("weights", ((1, 1), ""))[0])[-2:]
+        full = {"query_lengths": n_q, "key_lengths": n_kv}.get(argument, 0)
+        return f"np.full({shape}, {full})"
     return None
 
 

@@ -7,7 +7,7 @@ where autograd traces: gradients flow from everything they return to every array
 from typing import Any
 
 import numpy as np
-from autograd.extend import defvjp_argnums, primitive
+from autograd.extend import Box, defvjp_argnums, primitive
 
 from ..dot_product import AttentionResult
 from ..outputs import ContextResult
@@ -23,16 +23,33 @@ def _primitive(function: Differentiable) -> Any:
         names = tuple(function.names[i] for i in argnums)
 
         def vjp(cotangents: tuple) -> list[np.ndarray]:
+            if any(isinstance(x, Box) for x in (outputs, *arrays, cotangents, *cotangents)):
+                raise NotImplementedError(differentiable.ONCE)
             cotangents = tuple(
                 np.asarray(g, x.dtype) for g, x in zip(cotangents, outputs, strict=True)
             )
             gradients = function.backward(cotangents, outputs, arrays, options, names)
+            for name in names:
+                if getattr(gradients, name) is None:
+                    raise TypeError(
+                        f"{name}: a boolean mask has no gradient; differentiate by others, or "
+                        f"pass a float mask, which is added to the scores"
+                    )
             return [getattr(gradients, name) for name in names]
 
         return vjp
 
     defvjp_argnums(traced, make_vjp)
-    return traced
+
+    def call(*arrays: Any, **options: Any) -> Any:
+        for name, x in options.items():  # a gradient that never came would go unnoticed
+            if isinstance(x, Box):
+                raise TypeError(
+                    f"{name}: has no gradient here; pass autograd.tracer.getval({name})"
+                )
+        return traced(*arrays, **options)
+
+    return call
 
 
 _attention = _primitive(differentiable.ATTENTION)

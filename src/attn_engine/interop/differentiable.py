@@ -11,6 +11,11 @@ from .. import additive, backward, classic_backward, dot_product, multiplicative
 from ..problem_backward import NAMES as ATTENTION_NAMES
 from ..problem_classic_backward import ADDITIVE, CONCAT, DOT, GENERAL
 
+# What is said of a second derivative.
+ONCE = (
+    "the attentions can be differentiated once: their backward passes have none of their own; for "
+    "second derivatives write the formula in the operations of the library"
+)
 _FORWARD_ONLY = ("mask", "key_lengths")  # of what the weights already say
 
 

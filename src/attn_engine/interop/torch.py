@@ -29,6 +29,18 @@ def _tensor(array: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(array)
 
 
+class _Gradient(torch.autograd.Function):
+    """A gradient as it is, which says that it has none of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: torch.Tensor) -> None:
+        raise NotImplementedError(differentiable.ONCE)
+
+
 class _Function(torch.autograd.Function):
     """Forward and backward of any of the functions."""
 
@@ -50,7 +62,6 @@ class _Function(torch.autograd.Function):
         return outputs
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         saved, n = [_detached(x) for x in ctx.saved_tensors], ctx.n_outputs
         cotangents = tuple(map(_detached, cotangents))
@@ -63,8 +74,11 @@ class _Function(torch.autograd.Function):
         names, asked = ctx.function.names, ctx.needs_input_grad[2:]
         needs = tuple(name for name, wanted in zip(names, asked, strict=True) if wanted)
         gradients = ctx.function.backward(cotangents, saved[:n], arrays, ctx.options, needs)
-        results = (getattr(gradients, name) for name in names)
-        return None, None, *(None if x is None else _tensor(x) for x in results)
+        results = [getattr(gradients, name) for name in names]
+        results = [None if x is None else _tensor(x) for x in results]
+        if torch.is_grad_enabled():  # create_graph=True
+            results = [None if x is None else _Gradient.apply(x.requires_grad_()) for x in results]
+        return None, None, *results
 
 
 def scaled_dot_product_attention(
