@@ -186,16 +186,9 @@ static task_range range_of(const attn_backward_problem *g, const attn_plan *plan
 }
 
 static void load_keys(work *w, const block *b, int64_t j0, int64_t j1) {
-    const attn_problem *p = w->p;
-    const attn_plan *plan = w->plan;
-    w->keys = (const real *)p->key.data + at(&p->key, b->batch, b->kv_head, j0);
-    w->values = (const real *)p->value.data + at(&p->value, b->batch, b->kv_head, j0);
-    w->key_stride = p->key.stride_row, w->value_stride = p->value.stride_row;
-    if (!plan->copy_keys) return;
-    copy_rows(&p->key, b, j0, j1, p->d_qk, plan->d_qk_padded, b->key_copy);
-    copy_rows(&p->value, b, j0, j1, p->d_v, plan->d_v_padded, b->value_copy);
-    w->keys = b->key_copy, w->values = b->value_copy;
-    w->key_stride = plan->d_qk_padded, w->value_stride = plan->d_v_padded;
+    const key_rows rows = key_rows_of(b, j0, j1);
+    w->keys = rows.keys, w->values = rows.values.data;
+    w->key_stride = rows.key_stride, w->value_stride = rows.values.stride;
 }
 
 /* BACKWARD_PANELS query blocks of one head against key blocks [k0, k1). */

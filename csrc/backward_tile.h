@@ -43,7 +43,7 @@ static tile_view seen_tile(const block *b, int64_t j0, int64_t j1) {
     const key_range keys = band_range(&b->band, b->i0, b->i1);
     tile_view t = {b->i0, b->i1, max_i(j0, keys.begin), min_i(j1, keys.end), true, false, true};
     if (b->dense.kind != ATTN_MASK_NONE && t.j0 < t.j1) t = dense_view(&b->dense, t);
-    if (b->segments.query && t.i0 < t.i1 && t.j0 < t.j1) t = segments_view(&b->segments, t);
+    if (b->segments.query && !shows_nothing(t)) t = segments_view(&b->segments, t);
     /* whole vectors of lanes are worked on, so hidden lanes beside visible ones need the masks */
     if ((t.i0 - b->i0) % LANES || (t.i1 != b->i1 && (t.i1 - b->i0) % LANES))
         t.full = false, t.hides = true;

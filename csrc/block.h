@@ -20,6 +20,7 @@ typedef struct block { /* what a task works on */
     int64_t query_row, key_row; /* where the entry's rows begin (packed sequences) */
     int vecs;                   /* vectors of lanes in use */
     band band;
+    key_range seen; /* the keys that the band shows to any of them */
     segments segments;
     dense dense;
     const attn_tile_class *classes; /* of the dense mask's tiles, per key block */
@@ -39,21 +40,21 @@ static int64_t mask_slice(const attn_problem *p, int64_t batch, int64_t head) {
 
 static void place_block(block *b, int64_t task) { /* which batch entry, head and queries it is */
     const attn_problem *p = b->p;
-    const int64_t q_blocks = b->plan->q_blocks;
+    const int64_t q_tasks = b->plan->q_tasks, size = b->plan->task_blocks * BLOCK_Q;
     if (p->query_starts) {
         /* sequence by sequence, its heads together: they share the pages that their rows lie in */
-        b->batch = sequence_of(p->query_starts, p->batch, BLOCK_Q, task / p->n_heads);
-        const int64_t first = cell_of(p->query_starts, b->batch, BLOCK_Q);
-        const int64_t cells = cell_of(p->query_starts, b->batch + 1, BLOCK_Q) - first;
+        b->batch = sequence_of(p->query_starts, p->batch, size, task / p->n_heads);
+        const int64_t first = cell_of(p->query_starts, b->batch, size);
+        const int64_t cells = cell_of(p->query_starts, b->batch + 1, size) - first;
         b->head = (task - first * p->n_heads) / cells;
-        b->i0 = (task - first * p->n_heads) % cells * BLOCK_Q;
+        b->i0 = (task - first * p->n_heads) % cells * size;
         b->query_row = p->query_starts[b->batch];
         b->key_row = p->key_starts[b->batch];
     } else {
-        b->batch = task / q_blocks / p->n_heads;
-        b->head = task / q_blocks % p->n_heads;
+        b->batch = task / q_tasks / p->n_heads;
+        b->head = task / q_tasks % p->n_heads;
         /* the last queries first: with a causal mask they are the long tasks */
-        b->i0 = (q_blocks - 1 - task % q_blocks) * BLOCK_Q;
+        b->i0 = (q_tasks - 1 - task % q_tasks) * size;
     }
     b->kv_head = b->head / (p->n_heads / p->n_kv_heads);
 }
@@ -70,6 +71,7 @@ static void fill_block(block *b, real *scratch) {
     b->i1 = max_i(b->i0, min_i(b->i0 + BLOCK_Q, b->band.n_q));
     b->n = b->i1 - b->i0;
     b->vecs = (int)((b->n + LANES - 1) / LANES);
+    b->seen = b->n ? band_range(&b->band, b->i0, b->i1) : (key_range){0, 0};
     b->panel = scratch + s->queries;
     b->scores = scratch + s->scores;
     b->output = scratch + s->output;
@@ -83,16 +85,26 @@ static void fill_block(block *b, real *scratch) {
     b->hidden = (uint8_t *)(scratch + s->hidden);
 }
 
-static inline block block_of(const attn_call *call, int64_t task, real *scratch) {
+/* The blocks of a task, neighbours that share the scratch of keys, values and scores; how many there are. */
+static inline int blocks_of(const attn_call *call, int64_t task, real *scratch, block *blocks) {
     const attn_problem *p = call->problem;
     const attn_plan *plan = call->plan;
-    block b = {.p = p, .plan = plan};
-    place_block(&b, task);
-    fill_block(&b, scratch);
-    b.classes =
-        (const attn_tile_class *)call->shared +
-        (mask_slice(p, b.batch, b.head) * plan->q_blocks + b.i0 / BLOCK_Q) * plan->key_blocks;
-    return b;
+    int n = 0;
+    blocks[0] = (block){.p = p, .plan = plan};
+    place_block(blocks, task);
+    do {
+        block *b = &blocks[n];
+        if (n) *b = blocks[0], b->i0 += n * BLOCK_Q;
+        fill_block(b, scratch);
+        b->panel += n * p->d_qk * BLOCK_Q;
+        b->output += n * BLOCK_Q * plan->d_v_padded;
+        b->m += 4 * n * BLOCK_Q, b->l += 4 * n * BLOCK_Q;
+        b->alpha += 4 * n * BLOCK_Q, b->top += 4 * n * BLOCK_Q;
+        b->classes = (const attn_tile_class *)call->shared +
+                     (mask_slice(p, b->batch, b->head) * plan->q_blocks + b->i0 / BLOCK_Q) *
+                         plan->key_blocks;
+    } while (++n < plan->task_blocks && blocks[n - 1].i0 + BLOCK_Q < p->n_q);
+    return n;
 }
 
 /* The block's rows of t as a panel: row i0 + r in lane r, element c in row c, times a factor. Unused
@@ -105,10 +117,13 @@ static void pack_panel(const block *b, const attn_tensor *t, int64_t d, real fac
     for (int v = 0; v < b->vecs; v++) {
         for (int64_t c = 0; c < d; c += LANES) {
             const int columns = (int)min_i(LANES, d - c);
+            const io *corner = rows + v * LANES * t->stride_row + c;
             vec r[LANES];
-    UNROLL for (int l = 0; l < LANES; l++) {
-                const int64_t i = v * LANES + l;
-                r[l] = i < b->n ? v_load_io_part(rows + i * t->stride_row + c, columns) : v_zero();
+            if (columns == LANES && (v + 1) * LANES <= b->n) {
+    UNROLL for (int l = 0; l < LANES; l++) r[l] = v_load_io(corner + l * t->stride_row);
+            } else {
+                UNROLL for (int l = 0; l < LANES; l++)
+                    r[l] = v * LANES + l < b->n ? v_load_io_part(corner + l * t->stride_row, columns) : v_zero();
             }
             v_transpose(r);
             for (int l = 0; l < columns; l++)
@@ -172,6 +187,35 @@ static inline const real *copy_tiles(const block *b, int64_t j0, int64_t j1, int
         }
     }
     return to + (j0 - first) * stride;
+}
+
+typedef struct key_rows { /* keys and values from one on, as dense reals */
+    const real *keys;
+    int64_t key_stride;
+    value_rows values;
+} key_rows;
+
+/* Keys and values [j0, j1) where they lie, or as copies. */
+static inline key_rows key_rows_of(const block *b, int64_t j0, int64_t j1) {
+    const attn_problem *p = b->p;
+    const attn_plan *plan = b->plan;
+    key_rows r = {b->key_copy, plan->d_qk_padded, {b->value_copy, plan->d_v_padded}};
+    if (!plan->copy_keys) {
+        r.keys = (const real *)p->key.data + at(&p->key, b->batch, b->kv_head, b->key_row + j0);
+        r.key_stride = p->key.stride_row;
+    } else if (p->cache) r.keys = copy_tiles(b, j0, j1, r.key_stride, b->key_copy);
+    else copy_rows(&p->key, b, j0, j1, p->d_qk, r.key_stride, b->key_copy);
+    if (!plan->copy_values) {
+        const int64_t first = at(&p->value, b->batch, b->kv_head, b->key_row + j0);
+        r.values = (value_rows){(const real *)p->value.data + first, p->value.stride_row};
+    } else copy_rows(&p->value, b, j0, j1, p->d_v, r.values.stride, b->value_copy);
+    return r;
+}
+
+static inline key_rows rows_from(key_rows r, int64_t skipped) {
+    r.keys += skipped * r.key_stride;
+    r.values.data = (const real *)r.values.data + skipped * r.values.stride;
+    return r;
 }
 
 #endif

@@ -12,6 +12,7 @@
 #define DECODE_MAX_Q 4
 /* Keys per split in decode: boundaries are multiples counted from key 0, whatever n_kv is. */
 #define SPLIT_KV 512
+#define PREFILL_BLOCKS 4    /* blocks of queries that share copies of keys and values */
 #define SOFTMAX_ROWS 16     /* rows per task of the row softmax */
 #define ADDITIVE_BLOCK_Q 32 /* queries per task of additive attention */
 #define ADDITIVE_KEYS 64    /* keys of a block in the backward pass of additive attention */
@@ -43,7 +44,8 @@ typedef struct attn_plan {
     const struct attn_kernel *kernel;
     int threads;
     int64_t n_prepares, n_tasks, n_merges; /* one phase after the other */
-    int64_t q_blocks; /* prefill: tasks per head (packed: of all sequences together) */
+    int64_t q_blocks;                      /* per head (packed: of all sequences together) */
+    int64_t task_blocks, q_tasks; /* prefill: blocks of queries of a task, tasks per head */
     int64_t block_kv, key_blocks;
     int64_t splits, rows; /* decode: key splits, rows that share a kv head; additive: a task's;
                              additive backward: shares of columns, rows of a block */

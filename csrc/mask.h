@@ -57,6 +57,8 @@ typedef struct tile_view {
     bool full, hides, plain;
 } tile_view;
 
+static inline bool shows_nothing(tile_view t) { return t.i0 >= t.i1 || t.j0 >= t.j1; }
+
 typedef struct segments { /* of one batch entry; query = NULL: none */
     const int64_t *query, *key;
 } segments;

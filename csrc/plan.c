@@ -19,7 +19,7 @@
 
 #define BACKWARD_KEYS 96 /* keys of a block in backward, fewer where heads are large */
 #define BACKWARD_KEY_REALS 24576
-#define KEY_BLOCK_REALS 6144 /* keys (or values) of one block: half of a 48 KiB L1 in float32 */
+#define KEY_BLOCK_BYTES 24576 /* keys (or values) of one block: half of a 48 KiB L1 */
 
 static int64_t round_up_to(int64_t n, int64_t multiple) {
     return (n + multiple - 1) / multiple * multiple;
@@ -53,19 +53,36 @@ static int64_t take(int64_t *total, int64_t reals) { /* a piece of scratch, alig
     return start;
 }
 
+/* Tasks of several blocks where those share copies of keys and values, if it leaves tasks enough. */
+static void plan_prefill_tasks(const attn_problem *p, attn_plan *plan) {
+    const int64_t block_q = plan->kernel->block_q;
+    const int64_t heads = (p->query_starts ? 1 : p->batch) * p->n_heads;
+    const int64_t blocks =
+        heads * (p->query_starts ? cell_of(p->query_starts, p->batch, block_q) : plan->q_blocks);
+    const int64_t threads = threads_for(visible_pairs(p, block_q) * p->n_heads * (p->d_qk + p->d_v),
+                                        PREFILL_GRAIN, blocks, p->num_threads);
+    plan->task_blocks = 1;
+    if ((plan->copy_keys || plan->copy_values) && !p->weights)
+        plan->task_blocks = larger(1, smaller(PREFILL_BLOCKS, blocks / (4 * threads)));
+    const int64_t task_q = plan->task_blocks * block_q;
+    plan->q_tasks = p->query_starts ? cell_of(p->query_starts, p->batch, task_q)
+                                    : (p->n_q + task_q - 1) / task_q;
+    plan->n_tasks = heads * plan->q_tasks;
+    plan->threads = (int)smaller(threads, plan->n_tasks);
+}
+
 static void plan_prefill(const attn_problem *p, attn_plan *plan) {
     const int64_t block_q = plan->kernel->block_q;
     const bool widened = attn_stored_bytes(p->dtype) != plan->real_bytes;
-    plan->q_blocks = p->query_starts ? cell_of(p->query_starts, p->batch, block_q)
-                                     : (p->n_q + block_q - 1) / block_q;
-    plan->block_kv =
-        larger(32, smaller(128, KEY_BLOCK_REALS / larger(1, larger(p->d_qk, p->d_v)) / 8 * 8));
+    const int64_t row_bytes = larger(1, larger(p->d_qk, p->d_v)) * plan->real_bytes;
+    plan->block_kv = larger(32, smaller(128, KEY_BLOCK_BYTES / row_bytes / 8 * 8));
     if (p->cache)
         plan->block_kv = larger(16, plan->block_kv / 16 * 16); /* whole vectors of a tile */
     plan->key_blocks = (p->n_kv + plan->block_kv - 1) / plan->block_kv;
     plan->copy_keys = widened || p->cache;
     plan->copy_values = widened || p->cache || plan->d_v_padded != p->d_v;
-    plan->n_tasks = (p->query_starts ? 1 : p->batch) * p->n_heads * plan->q_blocks;
+    plan->q_blocks = (p->n_q + block_q - 1) / block_q;
+    plan_prefill_tasks(p, plan);
     if (p->mask.kind != ATTN_MASK_NONE) { /* looked through once per distinct slice */
         const int64_t entries = p->mask.stride_batch || p->mask.batch_offsets ? p->batch : 1;
         plan->n_prepares = entries * (p->mask.stride_head ? p->n_heads : 1) * plan->q_blocks;
@@ -73,17 +90,15 @@ static void plan_prefill(const attn_problem *p, attn_plan *plan) {
                                  (int64_t)sizeof(attn_tile_class) / plan->real_bytes +
                              1;
     }
-    plan->threads = threads_for(visible_pairs(p, block_q) * p->n_heads * (p->d_qk + p->d_v),
-                                PREFILL_GRAIN, plan->n_tasks, p->num_threads);
-
     attn_scratch *s = &plan->scratch;
+    const int64_t task_q = plan->task_blocks * block_q;
     /* the last score tile may write past the block's keys */
     const int64_t keys = p->weights ? plan->key_blocks * plan->block_kv : plan->block_kv;
     const int64_t score_rows = keys + plan->kernel->tile_keys;
-    s->queries = take(&s->reals, p->d_qk * block_q);
+    s->queries = take(&s->reals, p->d_qk * task_q);
     s->scores = take(&s->reals, score_rows * block_q);
-    s->output = take(&s->reals, block_q * plan->d_v_padded);
-    s->rows = take(&s->reals, 4 * block_q);
+    s->output = take(&s->reals, task_q * plan->d_v_padded);
+    s->rows = take(&s->reals, 4 * task_q);
     s->block_max = take(&s->reals, p->weights ? plan->key_blocks * block_q : 0);
     s->keys = take(&s->reals, plan->copy_keys ? plan->block_kv * plan->d_qk_padded : 0);
     s->values = take(&s->reals, plan->copy_values ? plan->block_kv * plan->d_v_padded : 0);

@@ -20,30 +20,37 @@
 
 #define LAZY REAL(8.0) /* log2 units a row's scores may climb above its reference maximum */
 
-/* scores[j - j0][lane] for keys [j0, j1) and `vecs` vectors of lanes, and each lane's maximum. */
-static void score_block(const block *b, int64_t j0, int64_t j1, int first, int vecs,
+/* The keys of [j0, j1) that the band shows to any query of vector v of the lanes. */
+static key_range seen_by(const block *b, int v, int64_t j0, int64_t j1) {
+    const int64_t i0 = b->i0 + v * LANES, i1 = min_i(i0 + LANES, b->i1);
+    const int64_t begin = max_i(j0, min_i(j1, i0 + b->band.first));
+    return (key_range){begin, max_i(begin, min_i(j1, min_i(i1 + b->band.last, b->band.n_kv)))};
+}
+
+/* scores[j - t.j0][lane] for the keys of t and the vectors of lanes [first, last) that see any of a tile's
+ * keys, and each lane's maximum. The band moves on with the queries, so those vectors are neighbours. */
+static void score_block(const block *b, tile_view t, int first, int last, key_rows from,
                         real *restrict scores) {
-    const attn_problem *p = b->p;
-    const real *keys =
-        (const real *)p->key.data + at(&p->key, b->batch, b->kv_head, b->key_row + j0);
-    const real *panel = b->panel + first * LANES;
-    real *top = b->top + first * LANES;
-    int64_t stride = p->key.stride_row;
-    if (b->plan->copy_keys) {
-        stride = b->plan->d_qk_padded;
-        keys = b->key_copy;
-        if (p->cache) keys = copy_tiles(b, j0, j1, stride, b->key_copy);
-        else copy_rows(&p->key, b, j0, j1, p->d_qk, stride, b->key_copy);
+    const int64_t d = b->p->d_qk;
+    key_range seen[TILE_QV];
+    for (int v = first; v < last; v++) {
+        seen[v] = seen_by(b, v, t.j0, t.j1);
+        v_store(b->top + v * LANES, v_set1(-REAL_INF));
     }
-    for (int v = 0; v < vecs; v++) v_store(top + v * LANES, v_set1(-REAL_INF));
-    for (int64_t j = 0; j < j1 - j0; j += TILE_KEYS) {
+    for (int64_t j = t.j0; j < t.j1; j += TILE_KEYS) {
+        int low = first, high = last;
+        while (low < high && seen[low].end <= j) low++;
+        while (low < high && seen[high - 1].begin >= j + TILE_KEYS) high--;
         const real *rows[TILE_KEYS]; /* past the end the last key again: computed, never used */
-        for (int k = 0; k < TILE_KEYS; k++) rows[k] = keys + min_i(j + k, j1 - j0 - 1) * stride;
-        real *to = scores + j * BLOCK_Q + first * LANES;
-        switch (vecs) {
-        case 1: score_tile(1, panel, rows, p->d_qk, to, top); break;
-        case 2: score_tile(2, panel, rows, p->d_qk, to, top); break;
-        default: score_tile(TILE_QV, panel, rows, p->d_qk, to, top); break;
+        for (int k = 0; k < TILE_KEYS; k++)
+            rows[k] = from.keys + (min_i(j + k, t.j1 - 1) - t.j0) * from.key_stride;
+        const real *panel = b->panel + low * LANES;
+        real *to = scores + (j - t.j0) * BLOCK_Q + low * LANES, *top = b->top + low * LANES;
+        switch (high - low) {
+        case 0: break;
+        case 1: score_tile(1, panel, rows, d, to, top); break;
+        case 2: score_tile(2, panel, rows, d, to, top); break;
+        default: score_tile(TILE_QV, panel, rows, d, to, top); break;
         }
     }
 }
@@ -85,48 +92,32 @@ static void softmax_block(const block *b, int first, int vecs, int64_t n, real *
     }
 }
 
-static value_rows values_of(const block *b, int64_t j0, int64_t j1) {
-    const attn_problem *p = b->p;
-    if (!b->plan->copy_values)
-        return (value_rows){(const real *)p->value.data + at(&p->value, b->batch, b->kv_head, b->key_row + j0),
-                            p->value.stride_row};
-    copy_rows(&p->value, b, j0, j1, p->d_v, b->plan->d_v_padded, b->value_copy);
-    return (value_rows){b->value_copy, b->plan->d_v_padded};
-}
-
-/* Where anything of the block's queries x keys [j0, j1) is visible, by all masks but the band. */
+/* Where anything of the block's queries x keys [j0, j1) is visible. */
 static tile_view view_of(const block *b, int64_t j0, int64_t j1) {
-    tile_view t = {b->i0, b->i1, j0, j1, true, false, true};
+    tile_view t = {b->i0, b->i1, max_i(j0, b->seen.begin), min_i(j1, b->seen.end), true, false, true};
+    if (t.j0 >= t.j1) return t;
     if (b->dense.kind != ATTN_MASK_NONE) {
         const int64_t index = j0 / b->plan->block_kv, corner = index * b->plan->block_kv;
         const attn_tile_class c = b->classes[index];
-        t = (tile_view){b->i0 + c.i0, min_i(b->i0 + c.i1, b->i1), max_i(j0, corner + c.j0),
-                        min_i(j1, corner + c.j1), c.full, c.hides, c.plain};
+        t = (tile_view){b->i0 + c.i0, min_i(b->i0 + c.i1, b->i1), max_i(t.j0, corner + c.j0),
+                        min_i(t.j1, corner + c.j1), c.full, c.hides, c.plain};
     }
-    if (b->segments.query && t.i0 < t.i1 && t.j0 < t.j1) t = segments_view(&b->segments, t);
+    if (b->segments.query && !shows_nothing(t)) t = segments_view(&b->segments, t);
     /* whole vectors of lanes are worked on, so hidden lanes beside visible ones need the masks */
     if ((t.i0 - b->i0) % LANES || (t.i1 != b->i1 && (t.i1 - b->i0) % LANES)) t.full = false, t.hides = true;
     return t;
 }
 
-/* One block of keys: scores, softmax, second product. scores holds keys from t.j0 on. */
-static void attend_block(const block *b, tile_view t, real *restrict scores) {
-    const int first = (int)(t.i0 - b->i0) / LANES;
-    const int vecs = (int)(t.i1 - b->i0 + LANES - 1) / LANES - first;
+/* Vectors of lanes [first, last) against the keys of t, whose raw scores are there: final scores, softmax,
+ * second product. Without `guarded` no value of a hidden key may be NaN or infinite. */
+static void attend_lanes(const block *b, tile_view t, int first, int last, bool cut, bool guarded,
+                         value_rows values, real *restrict scores) {
     const int64_t n = t.j1 - t.j0, d_v = b->plan->d_v_padded;
-    const int64_t r0 = first * LANES, r1 = min_i(b->n, r0 + vecs * LANES);
-    const bool cut = !band_full(&b->band, b->i0 + r0, b->i0 + r1, t.j0, t.j1);
-    bool guarded = false;
-
-    score_block(b, t.j0, t.j1, first, vecs, scores);
-    const value_rows values = values_of(b, t.j0, t.j1);
-    if (cut || !t.full || b->score.any) finish_scores(b, t, first, vecs, cut, scores);
-    if (cut || t.hides) {
-        guarded = !values_finite(values, n, d_v, false);
-        if (guarded)
-            for (int64_t e = 0; e < n * BLOCK_Q; e++) b->hidden[e] = scores[e] == -REAL_INF;
-    }
-    softmax_block(b, first, vecs, n, scores);
+    const int64_t r0 = first * LANES, r1 = min_i(b->n, last * LANES);
+    if (cut || !t.full || b->score.any) finish_scores(b, t, first, last - first, cut, scores);
+    if (guarded)
+        for (int64_t e = 0; e < n * BLOCK_Q; e++) b->hidden[e] = scores[e] == -REAL_INF;
+    softmax_block(b, first, last - first, n, scores);
     const real *weights = dropped_weights(b, t, r1, scores);
     if (!guarded) {
         value_product(r1 - r0, d_v, false, (weight_tile){weights + r0, 1, BLOCK_Q}, values, n, b->alpha + r0,
@@ -136,6 +127,27 @@ static void attend_block(const block *b, tile_view t, real *restrict scores) {
     for (int64_t r = r0; r < r1; r++)
         value_row_guarded(b->hidden + r, BLOCK_Q, d_v, false, (weight_tile){weights + r, 1, BLOCK_Q}, values,
                           n, b->alpha + r, b->output + r * d_v);
+}
+
+/* One block of keys; rows and scores hold them from t.j0 on. What the band cuts is taken by vectors of lanes, each
+ * with the keys that it sees: on the diagonal of a causal mask that spares a third of the work. */
+static void attend_block(const block *b, tile_view t, key_rows rows, real *restrict scores) {
+    const int first = (int)(t.i0 - b->i0) / LANES, last = (int)(t.i1 - b->i0 + LANES - 1) / LANES;
+    const bool cut = !band_full(&b->band, b->i0 + first * LANES, min_i(b->i1, b->i0 + last * LANES), t.j0, t.j1);
+    const bool guarded = (cut || t.hides) && !values_finite(rows.values, t.j1 - t.j0, b->plan->d_v_padded, false);
+    score_block(b, t, first, last, rows, scores);
+    if (!cut) {
+        attend_lanes(b, t, first, last, false, guarded, rows.values, scores);
+        return;
+    }
+    for (int v = first; v < last; v++) {
+        const key_range keys = seen_by(b, v, t.j0, t.j1);
+        if (keys.begin == keys.end) continue;
+        tile_view part = t;
+        part.j0 = keys.begin, part.j1 = keys.end;
+        const int64_t skipped = keys.begin - t.j0;
+        attend_lanes(b, part, v, v + 1, true, guarded, rows_from(rows, skipped).values, scores + skipped * BLOCK_Q);
+    }
 }
 
 /* A sink joins the denominator alone: l and o move to the maximum that includes it. */
@@ -194,46 +206,73 @@ static void store_weights(const block *b, key_range keys, const real *block_max)
     }
 }
 
-/* Weights of the part of block [j0, j1) that t leaves out are 0. After attend_block, whose last score
- * tile may write past t. */
+/* Kept weights of block [j0, j1) outside of what t and the band show are 0. After attend_block, whose last
+ * score tile may write past it. */
 static void clear_around(const block *b, tile_view t, int64_t j0, int64_t j1) {
-    const int64_t from = (t.i0 - b->i0) / LANES * LANES, to = round_up(t.i1 - b->i0, LANES);
-    if (t.i0 < t.i1 && from == 0 && to >= b->n && t.j0 == j0 && t.j1 == j1) return;
-    for (int64_t j = j0; j < j1; j++) {
-        real *row = b->scores + j * BLOCK_Q;
-        const bool inside = t.i0 < t.i1 && t.j0 <= j && j < t.j1;
-        memset(row, 0, (size_t)(inside ? from : BLOCK_Q) * sizeof *row);
-        if (inside) memset(row + to, 0, (size_t)(BLOCK_Q - to) * sizeof *row);
+    const int first = (int)(t.i0 - b->i0) / LANES, last = (int)(t.i1 - b->i0 + LANES - 1) / LANES;
+    for (int v = 0; v < b->vecs; v++) {
+        key_range seen = {j1, j1};
+        if (!shows_nothing(t) && first <= v && v < last) seen = seen_by(b, v, t.j0, t.j1);
+        for (int64_t j = j0; j < j1; j++)
+            if (j < seen.begin || j >= seen.end) v_store(b->scores + j * BLOCK_Q + v * LANES, v_zero());
     }
 }
 
+static void begin_block(const block *b) {
+    pack_queries(b);
+    for (int r = 0; r < BLOCK_Q; r++) b->m[r] = -REAL_INF, b->l[r] = 0;
+    memset(b->output, 0, (size_t)(b->n * b->plan->d_v_padded) * sizeof(real));
+}
+
+static void end_block(const block *b, const real *block_max) {
+    const attn_problem *p = b->p;
+    const int64_t rows = p->query_starts ? b->n : min_i(BLOCK_Q, p->n_q - b->i0);
+    if (p->sinks) add_sink(b);
+    for (int64_t r = 0; r < rows; r++) store_row(b, r);
+    if (p->weights) store_weights(b, b->seen, block_max);
+}
+
+/* The blocks of a task against keys [j0, j1), which lie in one block of keys. */
+static void attend_blocks(const block *blocks, int n, int64_t j0, int64_t j1) {
+    tile_view views[PREFILL_BLOCKS];
+    key_range shown = {j1, j0};
+    for (int k = 0; k < n; k++) {
+        const tile_view t = views[k] = view_of(&blocks[k], j0, j1);
+        if (!shows_nothing(t)) shown = (key_range){min_i(shown.begin, t.j0), max_i(shown.end, t.j1)};
+    }
+    if (shown.begin < shown.end) {
+        const key_rows rows = key_rows_of(blocks, shown.begin, shown.end);
+        for (int k = 0; k < n; k++) {
+            const tile_view t = views[k];
+            real *scores = blocks[k].scores + (blocks[k].p->weights ? t.j0 * BLOCK_Q : 0);
+            if (!shows_nothing(t)) attend_block(&blocks[k], t, rows_from(rows, t.j0 - shown.begin), scores);
+        }
+    }
+    if (blocks->p->weights) clear_around(blocks, views[0], j0, j1); /* there is one block then */
+}
+
 static void run(const attn_call *call, int64_t task, void *scratch, attn_watch *watch) {
-    const block b = block_of(call, task, scratch);
-    const attn_problem *p = b.p;
-    const int64_t block_kv = b.plan->block_kv;
-    const int64_t rows = p->query_starts ? b.n : min_i(BLOCK_Q, p->n_q - b.i0);
-    const key_range keys = b.n ? band_range(&b.band, b.i0, b.i1) : (key_range){0, 0};
-    real *block_max = (real *)scratch + b.plan->scratch.block_max;
+    block blocks[PREFILL_BLOCKS];
+    const attn_problem *p = call->problem;
+    const int n = blocks_of(call, task, scratch, blocks);
+    const int64_t block_kv = call->plan->block_kv;
+    real *block_max = (real *)scratch + call->plan->scratch.block_max;
+    key_range keys = {p->n_kv, 0};
 
-    if (p->query_starts && b.band.n_q <= DECODE_MAX_Q) return; /* the decode kernel's */
-    pack_queries(&b);
-    for (int r = 0; r < BLOCK_Q; r++) b.m[r] = -REAL_INF, b.l[r] = 0;
-    memset(b.output, 0, (size_t)(b.n * b.plan->d_v_padded) * sizeof(real));
-
+    if (p->query_starts && blocks->band.n_q <= DECODE_MAX_Q) return; /* the decode kernel's */
+    for (const block *b = blocks; b < blocks + n; b++) {
+        begin_block(b);
+        if (b->seen.begin < b->seen.end)
+            keys = (key_range){min_i(keys.begin, b->seen.begin), max_i(keys.end, b->seen.end)};
+    }
     for (int64_t j0 = keys.begin, j1; j0 < keys.end; j0 = j1) {
         if (attn_should_stop(watch)) return;
         const int64_t index = j0 / block_kv;
         j1 = min_i((index + 1) * block_kv, keys.end);
-        const tile_view t = view_of(&b, j0, j1);
-        if (t.i0 < t.i1 && t.j0 < t.j1)
-            attend_block(&b, t, p->weights ? b.scores + t.j0 * BLOCK_Q : b.scores);
-        if (!p->weights) continue;
-        clear_around(&b, t, j0, j1);
-        memcpy(block_max + index * BLOCK_Q, b.m, BLOCK_Q * sizeof(real));
+        attend_blocks(blocks, n, j0, j1);
+        if (p->weights) memcpy(block_max + index * BLOCK_Q, blocks->m, BLOCK_Q * sizeof(real));
     }
-    if (p->sinks) add_sink(&b);
-    for (int64_t r = 0; r < rows; r++) store_row(&b, r);
-    if (p->weights) store_weights(&b, keys, block_max);
+    for (const block *b = blocks; b < blocks + n; b++) end_block(b, block_max);
 }
 
 /* Looks through one block of queries of one distinct dense mask. */

@@ -129,11 +129,13 @@ INLINE void v_store_stored_part(stored *p, vec v, int n) { v_store_part(p, v, n)
 #endif
 
 #ifdef IO_IS_REAL
+INLINE vec v_load_io(const io *p) { return v_load(p); }
 INLINE vec v_load_io_part(const io *p, int n) { return v_load_part(p, n); }
 INLINE void v_store_io(io *p, vec v) { v_store(p, v); }
 INLINE void v_store_io_part(io *p, vec v, int n) { v_store_part(p, v, n); }
 INLINE io s_store_io(real x) { return x; }
 #else
+INLINE vec v_load_io(const io *p) { return v_load_stored(p); }
 INLINE vec v_load_io_part(const io *p, int n) { return v_load_stored_part(p, n); }
 INLINE void v_store_io(io *p, vec v) { v_store_stored(p, v); }
 INLINE void v_store_io_part(io *p, vec v, int n) { v_store_stored_part(p, v, n); }

@@ -9,7 +9,6 @@ import os
 import sys
 import time
 import zipfile
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +16,7 @@ from autograd import value_and_grad
 from autograd.extend import defvjp, primitive
 
 SAVE_EVERY = 20.0  # seconds
-BAR = 24  # characters
+BAR = 20  # characters
 REPORTS = 10  # lines of progress where the standard error is no terminal
 
 
@@ -146,30 +145,31 @@ def train(path, title, loss, parameters, batch, rate, work, settings):
         Wall time and processor time of the training, over all runs that it took.
     """
     state, seconds = start(parameters), np.zeros(2)
-    if Path(path).exists():
+    if path.exists():
         state, seconds = load(path, settings)
     slope, bar = value_and_grad(loss), Progress(title, work, state.step)
-    began = np.array([time.perf_counter(), time.process_time()]) - seconds
-    saved = time.perf_counter()
-
-    def write():
-        save(path, state, settings, np.array([time.perf_counter(), time.process_time()]) - began)
-
+    began, saved = _clock() - seconds, time.perf_counter()
     try:
         while state.step < len(work):
             value, gradients = slope(state.parameters, *batch(state.step))
             state = adam(state, gradients, rate(state.step))
             bar.show(state.step, value)
             if time.perf_counter() - saved > SAVE_EVERY:
-                write()
+                save(path, state, settings, _clock() - began)
                 saved = time.perf_counter()
     except KeyboardInterrupt:
-        write()
+        save(path, state, settings, _clock() - began)
         bar.end(f"stopped; the same command goes on at step {state.step + 1}")
         raise
-    write()
+    seconds = _clock() - began
+    save(path, state, settings, seconds)
     bar.end()
-    return state.parameters, load(path, settings)[1]
+    return state.parameters, seconds
+
+
+def _clock():
+    """Wall time and processor time."""
+    return np.array([time.perf_counter(), time.process_time()])
 
 
 class Progress:
@@ -194,13 +194,17 @@ class Progress:
         left /= self.done[step - 1] - self.first
         filled = round(BAR * share)
         line = (
-            f"{self.title} [{'#' * filled}{'.' * (BAR - filled)}] step {step} of {steps}, "
+            f"{self.title} [{'#' * filled}{'.' * (BAR - filled)}] {step}/{steps}, "
             f"loss {self.loss:.3f}, {left // 60:.0f}:{left % 60:02.0f} left"
         )
-        print(f"\r{line}\x1b[K" if self.live else line, end="" if self.live else "\n",
-              file=sys.stderr, flush=True)  # fmt: skip
+        if self.live:
+            print(f"\r{line}\x1b[K", end="", file=sys.stderr, flush=True)
+        else:
+            print(line, file=sys.stderr, flush=True)
 
     def end(self, message=""):
-        """Leave the bar's line."""
-        if self.live or message:
-            print(f"\n{message}" if message else "", file=sys.stderr, flush=True)
+        """Leave the bar's line, if there is one."""
+        if self.live and self.shown:
+            print(file=sys.stderr)
+        if message:
+            print(message, file=sys.stderr)

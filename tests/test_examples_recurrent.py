@@ -244,19 +244,19 @@ def test_gradients_are_clipped_by_their_common_norm(training):
 # --- stop and resume -----------------------------------------------------------------------------
 
 
-def fit(training, path, *, steps=30, stop_at=None, settings="a line"):
-    """A line through noisy points; Ctrl-C at a step."""
+def fit(training, path, *, steps=30, stop_at=None, by=KeyboardInterrupt, settings="a line"):
+    """A line through points; at a step there is Ctrl-C, or something worse."""
 
     def batch(step):
         if step == stop_at:
-            raise KeyboardInterrupt
+            raise by
         x = np.random.default_rng([0, step]).standard_normal(8).astype(np.float32)
         return x, 2 * x + 1
 
     def loss(parameters, x, y):
         return anp.mean((parameters["slope"] * x + parameters["offset"] - y) ** 2)
 
-    zeros = {name: np.zeros((), np.float32) for name in ("slope", "offset")}
+    zeros = {name: np.zeros(1, np.float32) for name in ("slope", "offset")}
     work = np.ones(steps)
     return training.train(path, "line", loss, zeros, batch, lambda _: 0.3, work, settings)
 
@@ -276,11 +276,21 @@ def test_training_that_was_stopped_ends_with_the_same_bits(training, tmp_path, c
     assert fit(training, path)[0] == whole  # nothing left to do
 
 
+def test_a_killed_training_goes_on_from_the_last_checkpoint(training, tmp_path, monkeypatch):
+    whole, _ = fit(training, tmp_path / "whole.npz")
+    path = tmp_path / "parts.npz"
+    monkeypatch.setattr(training, "SAVE_EVERY", 0)
+    with pytest.raises(MemoryError):
+        fit(training, path, stop_at=7, by=MemoryError)
+    assert training.load(path, "a line")[0].step == 7
+    assert fit(training, path)[0] == whole
+
+
 def test_progress_says_how_far_and_how_long(training, tmp_path, capsys):
     fit(training, tmp_path / "x.npz")
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == training.REPORTS
-    assert lines[4].startswith("line [############............] step 15 of 30, loss ")
+    assert lines[4].startswith("line [##########..........] 15/30, loss ")
     assert lines[-1].endswith(" 0:00 left")
 
 

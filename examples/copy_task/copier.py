@@ -80,18 +80,19 @@ def write(parameters, tokens):
     Wb, Rb = np.split(b, 2)
     if "v_a" in parameters:  # what all steps need of the keys is done once
         prepared = project_keys(np.swapaxes(keys, 0, 1), parameters["U_a"])
-    written, alignment = np.full_like(tokens, START), []
+    written, alignment, last = np.empty_like(tokens), [], np.full_like(tokens[0], START)
     for t in range(len(tokens)):
-        x, seen = ONE_HOT[written[t - 1]], []
+        seen = []
         if "v_a" in parameters:
             context, weights = additive_attention(
                 state, prepared, parameters["W_a"], None, parameters["v_a"]
             )
             seen = [context]
             alignment.append(weights)
-        state, _ = gru_step(np.concatenate([x, *seen], axis=-1) @ W.T + Wb, state, R, Rb)
+        x = np.concatenate([ONE_HOT[last], *seen], axis=-1)
+        state, _ = gru_step(x @ W.T + Wb, state, R, Rb)
         logits = _logits(parameters, np.concatenate([state, *seen], axis=-1))
-        written[t] = logits.argmax(axis=-1)
+        written[t] = last = logits.argmax(axis=-1)
     return written, np.stack(alignment, axis=1) if alignment else None
 
 

@@ -19,6 +19,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from attn_engine.viz import heatmap
+
 sys.path.insert(0, str(Path(__file__).parents[1]))
 try:
     import copier
@@ -27,8 +29,6 @@ try:
     from threadpoolctl import threadpool_limits
 except ModuleNotFoundError as error:
     sys.exit(f"{error}; to get it: pip install autograd matplotlib threadpoolctl")
-
-from attn_engine.viz import heatmap
 
 SEED = 0
 MODELS = ("no attention", "attention")
@@ -93,9 +93,9 @@ def train(model, settings, folder):
 
 
 def accuracy(parameters, settings):
-    """Share of the letters that are right, by length of the sequence."""
-    shares = {}
-    for length in range(5, settings.longest + 1, 5):
+    """Share of the letters that are right, by length: trained ones, then up to twice the longest."""
+    shares, longest = {}, settings.longest
+    for length in (*range(5, longest, 5), *range(longest, 2 * longest + 1, longest // 4)):
         tokens = draw("accuracy", length, length, settings.samples)
         shares[length] = (copier.write(parameters, tokens)[0] == tokens).mean()
     return shares
@@ -110,8 +110,8 @@ def table(shares):
     return "\n".join(lines) + "\n"
 
 
-def accuracy_picture(shares, path):
-    """Accuracy by length, each line labelled at its end, and what guessing gives."""
+def accuracy_picture(shares, longest, path):
+    """Accuracy by length, each line labelled at its end; lengths beyond all training in grey."""
     figure, ax = pyplot.subplots(figsize=(6.4, 3.6), layout="constrained")
     for (model, by_length), colour in zip(shares.items(), COLOURS, strict=True):
         lengths, values = list(by_length), list(by_length.values())
@@ -122,11 +122,13 @@ def accuracy_picture(shares, path):
         )  # fmt: skip
     ax.axhline(1 / copier.LETTERS, color="0.5", lw=0.8, ls=":")
     ax.annotate(
-        f"guessing: 1 of {copier.LETTERS}", (lengths[0], 1 / copier.LETTERS), (0, 3),
+        f"guessing: 1 of {copier.LETTERS}", (0, 1 / copier.LETTERS), (4, 3),
         textcoords="offset points", color="0.4",
     )  # fmt: skip
-    ax.set(xlabel="letters in the sequence", ylabel="letters copied right", ylim=(0, 1.04))
-    ax.set_xticks(lengths[1::2])
+    ax.axvspan(longest, lengths[-1], color="0.94", lw=0)
+    ax.annotate("longer than in training", (longest, 0.5), (4, 0), textcoords="offset points")
+    ax.set(xlabel="letters in the sequence", ylabel="share copied right")
+    ax.set(xlim=(0, lengths[-1]), ylim=(0, 1.04), xticks=range(0, lengths[-1] + 1, longest // 4))
     ax.spines[["top", "right"]].set_visible(False)
     save(figure, path)
 
@@ -136,10 +138,11 @@ def alignment_picture(parameters, path):
     tokens = draw("accuracy", 0, ALIGNED, 2)
     tokens[:, 1] = tokens[0, 1]
     written, weights = copier.write(parameters, tokens)
-    figure, axes = pyplot.subplots(1, 2, figsize=(10.4, 5), layout="constrained")
+    figure, axes = pyplot.subplots(1, 2, figsize=(11.6, 5), layout="constrained")
     for i, ax in enumerate(axes):
         out, read = ([copier.ALPHABET[t] for t in x[:, i]] for x in (written, tokens))
         heatmap(weights[i], out, read, ax=ax).set(xlabel="letters read", ylabel="letters written")
+        ax.tick_params(axis="x", rotation=0)
     save(figure, path)
 
 
@@ -179,7 +182,7 @@ def main():
     print(f"\n{table(shares)}", end="")
     (folder / "accuracy.md").write_text(table(shares), encoding="utf-8")
     pyplot.rcParams.update(STYLE)
-    accuracy_picture(shares, folder / "copy-task-accuracy.svg")
+    accuracy_picture(shares, settings.longest, folder / "copy-task-accuracy.svg")
     alignment_picture(parameters, folder / "copy-task-alignment.svg")
 
 
