@@ -29,6 +29,7 @@ typedef struct block { /* what a task works on */
     real *panel, *scores, *output, *m, *l, *alpha, *top;
     real *key_copy, *value_copy, *dropped;
     uint8_t *hidden;
+    bool empty[TILE_QV]; /* vectors of lanes of which there is no output yet */
 } block;
 
 /* The dense masks of two tasks are one where the strides say so: index of the distinct slice. */

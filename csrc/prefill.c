@@ -109,9 +109,25 @@ static tile_view view_of(const block *b, int64_t j0, int64_t j1) {
     return t;
 }
 
+static void clear_output(const block *b, int v) {
+    const int64_t reals = LANES * b->plan->d_v_padded;
+    memset(b->output + v * reals, 0, (size_t)reals * sizeof(real));
+}
+
+/* What the output so far of vectors of lanes [first, last) is to be multiplied with; NULL: there is none. */
+static const real *alpha_of(block *b, int first, int last, bool guarded) {
+    bool none = !guarded;
+    for (int v = first; v < last; v++) none &= b->empty[v];
+    for (int v = first; v < last; v++) {
+        if (b->empty[v] && !none) clear_output(b, v);
+        b->empty[v] = false;
+    }
+    return none ? NULL : b->alpha + first * LANES;
+}
+
 /* Vectors of lanes [first, last) against the keys of t, whose raw scores are there: final scores, softmax,
  * second product. Without `guarded` no value of a hidden key may be NaN or infinite. */
-static void attend_lanes(const block *b, tile_view t, int first, int last, bool cut, bool guarded,
+static void attend_lanes(block *b, tile_view t, int first, int last, bool cut, bool guarded,
                          value_rows values, real *restrict scores) {
     const int64_t n = t.j1 - t.j0, d_v = b->plan->d_v_padded;
     const int64_t r0 = first * LANES, r1 = min_i(b->n, last * LANES);
@@ -119,9 +135,9 @@ static void attend_lanes(const block *b, tile_view t, int first, int last, bool 
     if (guarded)
         for (int64_t e = 0; e < n * BLOCK_Q; e++) b->hidden[e] = scores[e] == -REAL_INF;
     softmax_block(b, first, last - first, n, scores);
-    const real *weights = dropped_weights(b, t, r1, scores);
+    const real *weights = dropped_weights(b, t, r1, scores), *alpha = alpha_of(b, first, last, guarded);
     if (!guarded) {
-        value_product(r1 - r0, d_v, false, (weight_tile){weights + r0, 1, BLOCK_Q}, values, n, b->alpha + r0,
+        value_product(r1 - r0, d_v, false, (weight_tile){weights + r0, 1, BLOCK_Q}, values, n, alpha,
                       b->output + r0 * d_v, d_v);
         return;
     }
@@ -132,7 +148,7 @@ static void attend_lanes(const block *b, tile_view t, int first, int last, bool 
 
 /* One block of keys; rows and scores hold them from t.j0 on. What the band cuts is taken by vectors of lanes, each
  * with the keys that it sees: on the diagonal of a causal mask that spares a third of the work. */
-static void attend_block(const block *b, tile_view t, key_rows rows, real *restrict scores) {
+static void attend_block(block *b, tile_view t, key_rows rows, real *restrict scores) {
     const int first = (int)(t.i0 - b->i0) / LANES, last = (int)(t.i1 - b->i0 + LANES - 1) / LANES;
     const bool cut = !band_full(&b->band, b->i0 + first * LANES, min_i(b->i1, b->i0 + last * LANES), t.j0, t.j1);
     const bool guarded = (cut || t.hides) && !values_finite(rows.values, t.j1 - t.j0, b->plan->d_v_padded, false);
@@ -160,6 +176,7 @@ static void add_sink(const block *b) {
         v_store(b->alpha + v * LANES, alpha);
         v_store(b->m + v * LANES, now);
         v_store(b->l + v * LANES, v_fma(v_load(b->l + v * LANES), alpha, v_exp2(v_sub(sink, m))));
+        if (b->empty[v]) clear_output(b, v);
     }
     for (int64_t r = 0; r < b->n; r++)
         for (int64_t c = 0; c < b->plan->d_v_padded; c += LANES) {
@@ -219,10 +236,10 @@ static void clear_around(const block *b, tile_view t, int64_t j0, int64_t j1) {
     }
 }
 
-static void begin_block(const block *b) {
+static void begin_block(block *b) {
     pack_queries(b);
     for (int r = 0; r < BLOCK_Q; r++) b->m[r] = -REAL_INF, b->l[r] = 0;
-    memset(b->output, 0, (size_t)(b->n * b->plan->d_v_padded) * sizeof(real));
+    for (int v = 0; v < b->vecs; v++) b->empty[v] = true;
 }
 
 static void end_block(const block *b, const real *block_max) {
@@ -234,7 +251,7 @@ static void end_block(const block *b, const real *block_max) {
 }
 
 /* The blocks of a task against keys [j0, j1), which lie in one block of keys. */
-static void attend_blocks(const block *blocks, int n, int64_t j0, int64_t j1) {
+static void attend_blocks(block *blocks, int n, int64_t j0, int64_t j1) {
     tile_view views[PREFILL_BLOCKS];
     key_range shown = {j1, j0};
     for (int k = 0; k < n; k++) {
@@ -261,7 +278,7 @@ static void run(const attn_call *call, int64_t task, void *scratch, attn_watch *
     key_range keys = {p->n_kv, 0};
 
     if (p->query_starts && blocks->band.n_q <= DECODE_MAX_Q) return; /* the decode kernel's */
-    for (const block *b = blocks; b < blocks + n; b++) {
+    for (block *b = blocks; b < blocks + n; b++) {
         begin_block(b);
         if (b->seen.begin < b->seen.end)
             keys = (key_range){min_i(keys.begin, b->seen.begin), max_i(keys.end, b->seen.end)};

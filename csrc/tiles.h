@@ -85,7 +85,7 @@ INLINE void value_tile(const int rows, const int nv, const bool is_stored, weigh
         real *o = out + r * out_stride + column;
         UNROLL for (int c = 0; c < nv; c++) {
             if (alpha) acc[r][c] = v_fma(v_load(o + c * LANES), v_set1(alpha[r]), acc[r][c]);
-            v_store(o + c * LANES, acc[r][c]);
+            v_store(o + c * LANES, v_add(acc[r][c], v_zero())); /* -0 is 0 with old output and without */
         }
     }
 }
