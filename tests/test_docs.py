@@ -2,6 +2,7 @@
 
 import doctest
 import inspect
+import pydoc
 import re
 import subprocess
 import sys
@@ -71,6 +72,12 @@ def test_docstrings_are_numpydoc(name):
     )
     found = {code: text for code, text in validate.validate(name)["errors"] if code in codes}
     assert found == {}
+
+
+@pytest.mark.parametrize("name", [*FUNCTIONS, *CLASSES, *METHODS])
+def test_signatures_can_be_read(name):
+    """`help` shows ArrayLike, not the union that it stands for."""
+    assert "_typing" not in pydoc.plain(pydoc.render_doc(pydoc.locate(name)))
 
 
 def test_the_reference_names_all_that_is_public():

@@ -1,5 +1,7 @@
 """Additive attention of recurrent networks: the public functions, without arithmetic of their own."""
 
+from __future__ import annotations
+
 import numpy as np
 from numpy.typing import ArrayLike
 

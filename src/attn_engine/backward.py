@@ -1,5 +1,7 @@
 """The backward pass of dot-product attention: the public function, without arithmetic of its own."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from typing import NamedTuple
 

@@ -1,5 +1,7 @@
 """`KVCache`: keys and values of a text that grows, kept as the kernels like to read them."""
 
+from __future__ import annotations
+
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 

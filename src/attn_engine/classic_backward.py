@@ -1,5 +1,7 @@
 """The backward pass of recurrent networks' attentions: the public functions."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 

@@ -1,5 +1,7 @@
 """Dot-product attention and its parts: the public functions, without arithmetic of their own."""
 
+from __future__ import annotations
+
 from typing import NamedTuple
 
 import numpy as np

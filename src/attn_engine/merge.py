@@ -1,5 +1,7 @@
 """Attention over parts of the keys, merged into attention over all of them."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

@@ -1,5 +1,7 @@
 """Monotonic alignment: attention that only moves forward."""
 
+from __future__ import annotations
+
 import numpy as np
 from numpy.typing import ArrayLike
 

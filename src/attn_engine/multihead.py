@@ -1,5 +1,7 @@
 """`MultiheadAttention`: the layer of the transformer, with torch's parameters and no torch."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 

@@ -1,5 +1,7 @@
 """Luong's dot and general scores: the public functions."""
 
+from __future__ import annotations
+
 import numpy as np
 from numpy.typing import ArrayLike
 

@@ -1,5 +1,7 @@
 """Parameters of `MultiheadAttention` under torch's names: shapes, first values, checks, files."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping
 from math import sqrt
 from operator import attrgetter

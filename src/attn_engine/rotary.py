@@ -1,5 +1,7 @@
 """Rotary position embedding of queries and keys."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np

@@ -1,5 +1,7 @@
 """Attention over packed sequences: the public function, without arithmetic of its own."""
 
+from __future__ import annotations
+
 import numpy as np
 from numpy.typing import ArrayLike
 

@@ -1,5 +1,7 @@
 """Two checks before weights explain anything: shuffle them, and hide one key after the other."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -1,5 +1,7 @@
 """Summaries of attention weights: how spread out, which keys, and through all layers."""
 
+from __future__ import annotations
+
 from typing import NamedTuple
 
 import numpy as np

@@ -10,6 +10,8 @@ is closer to the exact result but not the same. For these two types, and for the
 qk_matmul_output shows, the graph is followed step by step in NumPy.
 """
 
+from __future__ import annotations
+
 from functools import cache
 from math import copysign, sqrt
 from typing import Any, NamedTuple

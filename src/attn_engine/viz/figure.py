@@ -1,5 +1,7 @@
 """Attention weights as a matplotlib figure."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from functools import lru_cache
@@ -27,9 +29,9 @@ def heatmap(
     key_tokens: Sequence[str] | None = None,
     *,
     head: int | None = None,
-    ax: "Axes | None" = None,
-    cmap: "str | Colormap" = "viridis",
-) -> "Axes":
+    ax: Axes | None = None,
+    cmap: str | Colormap = "viridis",
+) -> Axes:
     """Draw attention weights as a heat map: a row is a query, a column is a key.
 
     Small maps have their numbers in the cells. Of long sequences only as many tokens are written as
@@ -157,7 +159,7 @@ def _characters_of(font_file: str) -> set[str]:
     return set(map(chr, font_manager.get_font(font_file).get_charmap()))
 
 
-def _write_numbers(ax: "Axes", image, weights: np.ndarray) -> None:
+def _write_numbers(ax: Axes, image, weights: np.ndarray) -> None:
     """Each weight in its cell, dark on light colours and light on dark ones."""
     for i, j in np.ndindex(weights.shape):
         red, green, blue, _ = image.cmap(image.norm(weights[i, j]))

@@ -5,6 +5,8 @@ elements only for the words and for the weights of the word that was chosen. Wha
 hold reaches the page as JSON without a `<`, and the document as text.
 """
 
+from __future__ import annotations
+
 import base64
 import html
 import json

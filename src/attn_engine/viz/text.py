@@ -1,5 +1,7 @@
 """Attention weights as lines for a terminal: shades, or colours where they can be shown."""
 
+from __future__ import annotations
+
 import os
 import shutil
 import sys
