@@ -1,11 +1,13 @@
 """A team that answers at once, for tests of what is done with results."""
 
+import json
 from typing import ClassVar
 
 from attn_engine.bench.cases import Case
 from attn_engine.bench.compare import TWIN, Comparison, Limit, Result
 
 SPEEDS = {"attn_engine": 1.0, TWIN: 1.02, "torch": 2.0, "numpy": 4.0}  # times that
+COMMAND = "attn-engine bench --quick --threads 4"
 ERRORS = {"attn_engine": 1e-7, TWIN: 1e-7, "torch": 3e-7, "numpy": 2e-7}
 LOST, WRONG = "masks_float_512_d64", "masks_bool_512_d64"  # torch is faster; numpy is wrong
 
@@ -58,3 +60,14 @@ def fake_memory(name, threads, cases: list[Case]):
     """Stands for `extra_memory`: a MiB for each 128 tokens, numpy all scores."""
     per_token = 8192 if name != "numpy" else 2**20
     return [{"n": case.n_q, "bytes": per_token * case.n_q, "note": ""} for case in cases]
+
+
+def benchmark_json(path, median, samples=()):
+    """A file of pytest-benchmark."""
+    stats = {"median": median, "data": list(samples)}
+    benchmark = {"fullname": "benchmarks/bench_x.py::test_x[a/b]", "stats": stats}
+    extra = {"extra_info": {"flops": 2_000_000, "bytes": 10, "threads": 2}}
+    machine = {"cpu": {"brand_raw": "A CPU"}, "system": "Linux", "python_version": "3.11.7"}
+    data = {"machine_info": machine, "benchmarks": [benchmark | extra], "datetime": "2026-01-02"}
+    path.write_text(json.dumps(data))
+    return path

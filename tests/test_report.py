@@ -11,37 +11,18 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from fake_bench import LOST, SPEEDS, WRONG, FakeTeam, fake_memory
+from fake_bench import COMMAND, LOST, SPEEDS, WRONG, benchmark_json
 
 from attn_engine import cli
-from attn_engine.bench import session
-from attn_engine.bench.compare import TWIN, Comparison, Result, report
+from attn_engine.bench.compare import TWIN
 from attn_engine.bench.files import BadInput
-from attn_engine.bench.session import FILE, Session, Settings
-from attn_engine.bench.suites import SUITES, square
 from attn_engine.report.changes import changes
 from attn_engine.report.load import load
 from attn_engine.report.write import write_reports
 
 SVG = "{http://www.w3.org/2000/svg}"
-COMMAND = "attn-engine bench --quick --threads 4"
 JUNK = (None, "x", -1, 0, [], {}, [1], {"a": 1}, 1e400, 1e300, 1e-300, 10**400, "\ud800", 2.5)
 HOSTILE = '<script>alert("1")</script>|`&amp;'
-
-
-@pytest.fixture
-def fake(monkeypatch, tmp_path):
-    """Makes the file of a whole run by the fake team."""
-    monkeypatch.setattr(session, "Team", FakeTeam)
-    monkeypatch.setattr(session, "extra_memory", fake_memory)
-
-    def make(name="first", slowdown=1.0, suites=tuple(SUITES)):
-        monkeypatch.setattr(FakeTeam, "slowdown", slowdown)
-        settings = Settings(suites, 4, ("torch", "numpy"), True)
-        Session(settings, tmp_path / name, COMMAND).run(lambda *ignored: None)
-        return tmp_path / name / FILE
-
-    return make
 
 
 @pytest.fixture
@@ -245,75 +226,6 @@ def test_a_busy_machine_is_called_so(fake, tmp_path, monkeypatch, noise, busy):
     monkeypatch.setitem(SPEEDS, TWIN, noise)
     markdown = write_reports([fake(suites=("causal",))], tmp_path)[1].read_text("utf-8")
     assert ("the machine was busy" in markdown) == busy
-
-
-# ---- other files
-
-
-def test_peers_and_one_contender_are_reported_too(tmp_path):
-    case = square("prefill", 256)
-    result = {"attn_engine": Result("timed", 1e-3, 1e-7), "torch": Result("missing")}
-    data = report(FakeTeam(("attn_engine",), 2), [Comparison(case, result, None)], "peers.py")
-    path = tmp_path / "peers.json"
-    path.write_text(json.dumps(data | {"product_gflops": 100.0}))
-    results = load(path)
-    assert (results.threads, results.product.rate, results.noise) == (2, 1e11, None)
-    assert results.timed[0].suite == "prefill"
-    markdown = write_reports([path], tmp_path)[1].read_text("utf-8")
-    assert "1 ms" in markdown and "ratio" not in markdown
-
-
-def benchmark_json(path, median, samples=()):
-    """A file of pytest-benchmark."""
-    stats = {"median": median, "data": list(samples)}
-    benchmark = {"fullname": "benchmarks/bench_x.py::test_x[a/b]", "stats": stats}
-    extra = {"extra_info": {"flops": 2_000_000, "bytes": 10, "threads": 2}}
-    machine = {"cpu": {"brand_raw": "A CPU"}, "system": "Linux", "python_version": "3.11.7"}
-    data = {"machine_info": machine, "benchmarks": [benchmark | extra], "datetime": "2026-01-02"}
-    path.write_text(json.dumps(data))
-    return path
-
-
-def test_pytest_benchmark_is_reported(tmp_path, capsys):
-    path = benchmark_json(tmp_path / "bench.json", 1e-3)
-    assert cli.main(["report", str(path)]) == 0
-    assert str(tmp_path / "report.html") in capsys.readouterr().out
-    page = (tmp_path / "report.html").read_text("utf-8")
-    for words in ("bench_x.py::test_x[a/b]", "1 ms", '<td class="n">2</td>', "A CPU"):
-        assert words in page, words
-
-
-# ---- two files
-
-
-def test_ratios_of_two_files(fake, tmp_path):
-    first, second = fake("first"), fake("second", slowdown=1.25)
-    found = {(c.threads, c.name, c.contender): c for c in changes(load(first), load(second))}
-    ours = found[4, "lengths_512_d64", "attn_engine"]
-    assert ours.ratio == pytest.approx(0.8)
-    assert (ours.low, ours.high) == pytest.approx((0.8 / 1.005, 0.8 * 1.005))
-    assert ours.verdict == "slower"
-    assert found[4, "lengths_512_d64", "torch"].verdict == "no difference seen"
-    assert found[1, "threads_512_d64", "attn_engine"].verdict == "slower"
-    _, markdown, data = write_reports([first, second], tmp_path)
-    plain = markdown.read_text("utf-8").replace("\\", "")
-    assert "Geometric means: attn_engine (1.0) 0.80, torch (1.0) 1.00" in plain
-    assert "0.80 to 0.80" in plain
-    (compared,) = json.loads(data.read_text("utf-8"))["compared"]
-    assert len(compared["changes"]) == len(found)
-
-
-def test_a_difference_within_the_noise_floor_is_none(fake):
-    found = changes(load(fake("first")), load(fake("second", slowdown=1.015)))
-    verdicts = {c.verdict for c in found if c.contender == "attn_engine"}
-    assert verdicts == {"no difference seen"}
-
-
-def test_too_few_measurements_give_no_interval(tmp_path):
-    few = [benchmark_json(tmp_path / f"{i}.json", t, [t] * 5) for i, t in enumerate((1e-3, 2e-3))]
-    (change,) = changes(*map(load, few))
-    assert (change.ratio, change.low) == (0.5, None)
-    assert change.verdict == "too few measurements"
 
 
 # ---- bad input

@@ -26,7 +26,7 @@ class Change:
 def changes(first: Results, second: Results) -> list[Change]:
     """Every contender's case that was timed in both files."""
     before = {(t.threads, t.case.name): t.comparison for t in first.timed}
-    floor = max(first.noise or 0, second.noise or 0)
+    floor = noise_floor(first, second)
     found = []
     for timed in second.timed:
         old = before.get((timed.threads, timed.case.name))
@@ -49,6 +49,33 @@ def _change(timed: Timed, name: str, old: Comparison, floor: float) -> Change:
         sure = (low > 1 or high < 1) and max(ratio, 1 / ratio) - 1 > floor
         verdict = ("faster" if ratio > 1 else "slower") if sure else "no difference seen"
     return Change(timed.case.name, timed.threads, name, *times, ratio, low, high, verdict)
+
+
+def facts(results: Results) -> dict[str, str]:
+    """What times depend on beside the code: machine, threads and versions, as far as they are known."""
+    machine = results.machine
+    known = {
+        "CPU": machine.get("cpu"),
+        "cores": machine["threads"].get("affinity"),
+        "system": machine.get("platform"),
+        "tier": machine["isa"].get("selected"),
+        "compiler": machine.get("compiler"),
+        "threads": results.threads or None,
+        "Python": machine.get("python"),
+    } | results.versions
+    return {what: str(value) for what, value in known.items() if value is not None}
+
+
+def differences(first: Results, second: Results) -> dict[str, tuple[str, str]]:
+    """What is not the same in two files: what it is in the first, and in the second."""
+    one, two = facts(first), facts(second)
+    pairs = {what: (one.get(what, "unknown"), two.get(what, "unknown")) for what in one | two}
+    return {what: pair for what, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def noise_floor(first: Results, second: Results) -> float:
+    """The larger noise floor of two files."""
+    return max(first.noise or 0, second.noise or 0)
 
 
 def interval(samples: tuple[float, ...]) -> tuple[float, float] | None:

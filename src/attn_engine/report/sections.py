@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..bench.contenders import ENGINE
 from . import charts
-from .changes import changes
+from .changes import changes, differences, facts, noise_floor
 from .load import Results
 from .tables import Table, digits, short_time, table_of
 
@@ -228,7 +228,9 @@ def comparison_with(results: Results, other: Results) -> Section:
         "above 1, the second is faster. The median is that of all turns of a case; other tables have "
         f"{results.statistic}. "
         "Intervals (at least 9 times of 10 right) hold what varies within a run; what "
-        "differs between two runs shows in contenders whose version did not change."
+        "differs between two runs shows in contenders whose version did not change. "
+        "No difference seen: the interval holds 1, or the medians differ by no more than the noise "
+        f"floor, {noise_floor(results, other):.1%}, the larger one of the two files."
     )
     mean = (
         f"Geometric means: {', '.join(means)}."
@@ -236,20 +238,26 @@ def comparison_with(results: Results, other: Results) -> Section:
         else "They have no case with as many threads in common."
     )
     table = table_of(heads, rows)
-    return Section(f"Compared with {other.path}", [what, mean], (), table, [other.command])
+    text = [what_differs(results, other), what, mean]
+    return Section(f"Compared with {other.path}", text, (), table, [other.command])
+
+
+def what_differs(results: Results, other: Results) -> str:
+    """Whether two files are of one machine, and what else is not the same."""
+    found = [f"{w}: {one}, then {two}" for w, (one, two) in differences(results, other).items()]
+    if not found:
+        return "Machine, threads and versions are the same in both files."
+    return f"NOT THE SAME in both files, and ratios show that too: {'; '.join(found)}."
 
 
 def machine(results: Results) -> Section:
     """What is needed to understand the numbers, and to get them again."""
-    facts = results.machine
-    isa, policy = facts["isa"], facts["wait_policy"]
-    cores = facts["threads"].get("affinity")
+    isa, policy = results.machine["isa"], results.machine["wait_policy"]
+    known = {what: value for what, value in facts(results).items() if what not in results.versions}
+    if "tier" in known and "reason" in isa:
+        known["tier"] += f" ({isa['reason']})"
     rows = [
-        ["CPU", str(facts.get("cpu", "unknown"))],
-        ["cores", str(cores or "")],
-        ["system", f"{facts.get('platform', '')}, Python {facts.get('python', '')}"],
-        ["tier", f"{isa.get('selected')} ({isa.get('reason')})" if isa else ""],
-        ["compiler", str(facts.get("compiler", ""))],
+        *map(list, known.items()),
         ["waiting threads", ", ".join(f"{name} {value}" for name, value in policy.items())],
         ["versions", ", ".join(f"{name} {version}" for name, version in results.versions.items())],
         ["not there", ", ".join(results.missing)],

@@ -8,7 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from ..bench.files import make_folder, write_whole
-from .changes import changes
+from .changes import changes, differences
 from .load import Results, load
 from .sections import Section, sections, summary
 from .tables import plain
@@ -103,7 +103,8 @@ def as_json(results: Results, others: Sequence[Results]) -> str:
         ],
         "memory": results.memory,
         "compared": [
-            {"file": str(other.path), "changes": list(map(asdict, changes(results, other)))}
+            {"file": str(other.path), "differences": differences(results, other)}
+            | {"changes": list(map(asdict, changes(results, other)))}
             for other in others
         ],
     }
