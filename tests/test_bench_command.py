@@ -118,7 +118,7 @@ def test_of_two_runs_into_one_folder_the_second_is_refused(team, tmp_path, capsy
 
 
 def test_a_run_that_has_nothing_yet_keeps_nobody_from_another(team, tmp_path, monkeypatch):
-    with pytest.raises(BadInput, match="not installed"):
+    with pytest.raises(BadInput, match="is not there"):
         run(Settings(("causal",), 4, ("no_such_library:call",), True), tmp_path)
     assert run(ALL, tmp_path)["finished"]
 
@@ -185,7 +185,7 @@ def test_a_file_of_another_kind_or_run_is_never_overwritten(team, tmp_path, monk
         (["--suite", "nonsense", "--suite", "lengths"], "nonsense"),
         (["--threads", "100000"], "expected 1 to 1024"),
         (["--contenders", "torhc"], "torhc"),
-        (["--contenders", "no_such_library:call"], "no_such_library:call is not installed"),
+        (["--contenders", "no_such_library:call"], "no_such_library:call is not there"),
         (["--output", "file/below"], "cannot be written"),
         (["--output", "broken"], "not valid JSON"),
     ],

@@ -122,7 +122,9 @@ def add_bench(commands) -> None:
         action="extend",
         default=[],
         metavar="NAME,...",
-        help="beside attn_engine; module:function is one of your own; default: all installed",
+        help="beside attn_engine; default: all installed. module:function is one of your own, the "
+        "current directory is searched too: function(case, inputs, threads) does what is done once "
+        "and returns the call to time, without arguments (docs/performance.md has an example)",
     )
     bench.add_argument("--quick", action="store_true", help="fewer and shorter cases")
     bench.add_argument(

@@ -125,7 +125,8 @@ class Process:
         if name not in (ENGINE, TWIN) and "OMP_WAIT_POLICY" not in env:
             env.setdefault("GOMP_SPINCOUNT", OPENMP_SPIN_COUNT)
         env["CI"] = "true"  # OpenVINO forks to report its use over the network, but not in CI
-        env["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
+        # Contenders of one's own lie in the current directory; last, for it may hold a numpy.py.
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, [*sys.path, os.getcwd()]))
         self._popen = subprocess.Popen(
             [sys.executable, "-P", "-m", "attn_engine.bench.worker", name, str(threads)],
             stdin=subprocess.PIPE,

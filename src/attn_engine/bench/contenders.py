@@ -8,6 +8,7 @@ gradients.py.
 """
 
 import importlib
+import inspect
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -227,13 +228,18 @@ def check_names(names: Iterable[str]) -> None:
 def find_contender(name: str) -> tuple[Contender, str]:
     """The contender of that name, or ``module:function`` of your own, and its version.
 
-    Raises ImportError where something it needs is not installed.
+    Raises ImportError where something it needs is not installed, AttributeError and TypeError where
+    your own is no function of (case, inputs, threads).
     """
     if name in CONTENDERS:
         contender = CONTENDERS[name]
     else:
         module, _, function = name.partition(":")
         prepare = getattr(importlib.import_module(module), function)
+        try:
+            inspect.signature(prepare).bind("case", "inputs", "threads")
+        except TypeError as error:
+            raise TypeError(f"{function}(case, inputs, threads): {error}") from None
         contender = Contender((module,), prepare, prepare, prepare, prepare)
     modules = [importlib.import_module(module) for module in contender.modules]
     return contender, str(getattr(modules[0], "__version__", "unknown"))

@@ -192,8 +192,10 @@ class Session:
         """The run of that many threads: found in the file, or with its first measurements."""
         for name in self.settings.contenders:
             if name in team.missing:
-                why = f"{name} is not installed ({team.missing[name]})"
-                raise BadInput(f"{why}; install it or leave it out of --contenders")
+                why, way_out = f"{name} is not there ({team.missing[name]})", "install it"
+                if ":" in name:
+                    way_out = "it is a function of (case, inputs, threads) that returns a call"
+                raise BadInput(f"{why}; {way_out}, or leave it out of --contenders")
         versions = {name: version for name, version in team.versions.items() if name != TWIN}
         if (run := self._run_of(team.threads)) is not None:
             if run["versions"] != versions:

@@ -140,8 +140,9 @@ def main() -> None:
     os.dup2(2, 1)  # what a library prints must not get between the answers
     try:
         contender, version = find_contender(name)
-    except (ImportError, AttributeError) as error:  # no such module, no such function
-        print(json.dumps({"missing": str(error)}), file=answers, flush=True)
+    except Exception as error:  # noqa: BLE001 a module of the user's may raise whatever it likes
+        kind = "" if isinstance(error, ImportError) else f"{type(error).__name__}: "
+        print(json.dumps({"missing": f"{kind}{error}"}), file=answers, flush=True)
         return
     print(json.dumps({"version": version}), file=answers, flush=True)
     serve(Worker(name, contender, threads), sys.stdin, answers)
