@@ -38,6 +38,27 @@ def test_pytest_benchmark_is_reported(tmp_path, capsys):
         assert words in page, words
 
 
+def test_a_benchmark_of_other_code_is_not_credited_to_attn_engine(tmp_path):
+    path = benchmark_json(tmp_path / "bench.json", 1e-3)
+    assert list(load(path).timed[0].comparison.seconds) == ["tested code"]
+    data = json.loads(path.read_text())
+    data["benchmarks"][0]["extra_info"]["tier"] = "avx2"  # as ours say
+    path.write_text(json.dumps(data))
+    assert list(load(path).timed[0].comparison.seconds) == ["attn_engine"]
+
+
+def test_what_a_file_does_not_tell_is_left_out(tmp_path, capsys):
+    path = benchmark_json(tmp_path / "bench.json", 1e-3)
+    data = json.loads(path.read_text())
+    del data["datetime"], data["benchmarks"][0]["extra_info"]
+    path.write_text(json.dumps(data))
+    markdown = write_reports([path], tmp_path)[1].read_text("utf-8")
+    assert "\nA CPU.\n" in markdown and "threads" not in markdown and "date" not in markdown
+    path.write_text(json.dumps(data | {"benchmarks": []}))
+    assert cli.main(["report", str(path)]) == 2
+    assert "bench.json holds no cases" in capsys.readouterr().err
+
+
 # ---- two files
 
 

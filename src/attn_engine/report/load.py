@@ -9,6 +9,7 @@ from ..bench.contenders import ENGINE
 from ..bench.files import BadInput, read_json
 from ..bench.session import KIND
 
+OTHER_CODE = "tested code"  # the contender of a benchmark that is not one of this repository
 LARGEST = 1e18  # of the numbers in a file; their reciprocals are the smallest
 
 
@@ -127,8 +128,10 @@ def _from_runs(path: Path, data: dict, runs: list[dict]) -> Results:
 
 
 def _from_pytest(path: Path, data: dict) -> Results:
-    """A file of pytest-benchmark: one contender, and names instead of cases."""
-    timed, versions = [], {}
+    """A file of pytest-benchmark: names instead of cases. Ours say on which tier they ran."""
+    if not data["benchmarks"]:
+        raise BadInput(f"{path} holds no cases: no benchmark was run, or none was selected")
+    timed = []
     for benchmark in data["benchmarks"]:
         stats, extra = benchmark["stats"], benchmark.get("extra_info", {})
         file, _, test = benchmark["fullname"].partition("::")
@@ -139,17 +142,18 @@ def _from_pytest(path: Path, data: dict) -> Results:
         threads = int(extra.get("threads", 0))
         _number(result.seconds, *turns, above=True)
         _number(case.flops, case.bytes)
-        timed.append(Timed(file, threads, Comparison(case, {ENGINE: result}, None)))
+        contender = ENGINE if "tier" in extra else OTHER_CODE
+        timed.append(Timed(file, threads, Comparison(case, {contender: result}, None)))
     machine = data.get("machine_info", {})
     cpu = machine.get("cpu", {}).get("brand_raw") or machine.get("processor") or "unknown CPU"
     facts = {"cpu": cpu, "platform": f"{machine.get('system')} {machine.get('release')}"}
     facts["python"] = machine.get("python_version")
     threads = max((t.threads for t in timed), default=0)
-    date = str(data.get("datetime", "unknown date"))
+    date = str(data.get("datetime", ""))
     command = f"pytest --benchmark-json {path.name}"
     facts = _machine(facts)
     kept = (timed, None, [], None, [], True, "the median of its rounds")
-    return Results(path, command, date, facts, versions, {}, threads, *kept)
+    return Results(path, command, date, facts, {}, {}, threads, *kept)
 
 
 def _checked(comparison: Comparison) -> Comparison:

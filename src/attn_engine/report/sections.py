@@ -97,8 +97,10 @@ def first_words(results: Results) -> list[str]:
         )
     if (results.noise or 0) > BUSY:
         lines.append("That is a lot: the machine was busy. Measure again when nothing else runs.")
-    where = f"{results.machine.get('cpu', 'unknown CPU')}, {charts.threads(results.threads)}"
-    return [*lines, f"{where}, {results.date[:10]}."]
+    where = [str(results.machine.get("cpu", "unknown CPU")), results.date[:10]]
+    if results.threads:  # a file of pytest-benchmark may not tell
+        where.insert(1, charts.threads(results.threads))
+    return [*lines, f"{', '.join(filter(None, where))}."]
 
 
 def lost(results: Results) -> Section:
