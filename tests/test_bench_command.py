@@ -178,12 +178,25 @@ def test_a_file_of_another_kind_or_run_is_never_overwritten(team, tmp_path, monk
         run(ALL, tmp_path)
 
 
+def test_force_begins_anew_but_overwrites_no_other_file(team, tmp_path, capsys):
+    command = ["bench", "--quick", "--contenders", "torch", "--output", str(tmp_path), "--suite"]
+    assert cli.main([*command, "causal"]) == 0
+    capsys.readouterr()
+    for suite in ("causal", "lengths"):  # the same command, and another one
+        assert cli.main([*command, suite]) == 2
+        assert "--force begins anew, another --output keeps it" in capsys.readouterr().err
+    assert cli.main([*command, "lengths", "--force"]) == 0
+    assert json.loads((tmp_path / FILE).read_text())["settings"]["suites"] == ["lengths"]
+    (tmp_path / FILE).write_text('{"mine": 1}')
+    assert cli.main([*command, "lengths", "--force"]) == 2
+    assert (tmp_path / FILE).read_text() == '{"mine": 1}'
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
         (["--suite", "lengths,nonsense"], "nonsense"),
         (["--suite", "nonsense", "--suite", "lengths"], "nonsense"),
-        (["--threads", "100000"], "expected 1 to 1024"),
         (["--contenders", "torhc"], "torhc"),
         (["--contenders", "no_such_library:call"], "no_such_library:call is not there"),
         (["--output", "file/below"], "cannot be written"),

@@ -84,6 +84,8 @@ def test_info_says_which_tier_runs(capsys):
         (["demo", "--nonsense"], "--nonsense"),
         (["demo", "--threads", "0"], "--threads"),
         (["demo", "--threads", "two"], "two"),
+        (["demo", "--threads", "99999"], "got 99999, expected 1 to 1024"),
+        (["bench", "--threads", "99999"], "got 99999, expected 1 to 1024"),
         (["demo", "--json", "no/such/directory/file.json"], "no/such/directory"),
         (["demo", "--json", "."], "directory"),
         (["info", "extra"], "extra"),

@@ -19,6 +19,7 @@ import numpy as np
 from . import __version__, config, diagnose, get_num_threads, show_config
 from .bench.files import BadInput
 from .doctor.operations import OPERATIONS
+from .options import check_threads
 
 FORMULA_TOLERANCE = 1e-12  # the sentence is float64
 
@@ -76,7 +77,7 @@ def make_parser() -> Parser:
     )
     demo.add_argument("--quick", action="store_true", help="short lengths only")
     demo.add_argument(
-        "--threads", type=positive, metavar="N", help="default: what the library takes"
+        "--threads", type=thread_count, metavar="N", help="default: what the library takes"
     )
     demo.set_defaults(run=run_demo)
     add_bench(commands)
@@ -114,7 +115,7 @@ def add_bench(commands) -> None:
         help="default: all of them",
     )
     bench.add_argument(
-        "--threads", type=positive, metavar="N", help="default: what the library takes"
+        "--threads", type=thread_count, metavar="N", help="default: what the library takes"
     )
     bench.add_argument(
         "--contenders",
@@ -133,6 +134,9 @@ def add_bench(commands) -> None:
         default=Path("attn-engine-bench"),
         metavar="DIR",
         help="for results.json and the report (default: %(default)s)",
+    )
+    bench.add_argument(
+        "--force", action="store_true", help="begin anew where the results of another run lie"
     )
     bench.add_argument("--json", action="store_true", help="print the results as JSON")
     bench.set_defaults(run=run_bench)
@@ -212,7 +216,8 @@ def run_bench(options: argparse.Namespace) -> int:
     threads = options.threads or get_num_threads()
     suites, contenders = tuple(dict.fromkeys(options.suite)), tuple(options.contenders)
     settings = Settings(suites or tuple(SUITES), threads, contenders, options.quick)
-    session = Session(settings, options.output, shlex.join(["attn-engine", *sys.argv[1:]]))
+    command = shlex.join(["attn-engine", *sys.argv[1:]])
+    session = Session(settings, options.output, command, force=options.force)
     terminal = sys.stderr.isatty()
     if terminal and find_spec("rich") is None:
         print("for a better progress bar: pip install 'attn_engine[report]'", file=sys.stderr)
@@ -292,11 +297,15 @@ def names(text: str) -> list[str]:
     return found
 
 
-def positive(text: str) -> int:
-    """An argument that is a whole number above 0."""
-    if not text.isdecimal() or int(text) < 1:
+def thread_count(text: str) -> int:
+    """An argument that is a number of threads which a call takes."""
+    if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return int(text)
+    try:
+        return check_threads("threads", int(text))
+    except ValueError as error:
+        # None is for callers in Python
+        raise argparse.ArgumentTypeError(str(error).partition(", or None")[0]) from None
 
 
 def writable_file(text: str) -> Path:

@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-from ..options import check_threads
 from .cases import Case
 from .compare import TWIN, Comparison, Limit, Process, Team, comparison_from, report
 from .contenders import CONTENDERS, ENGINE, check_names
@@ -39,11 +38,7 @@ class Settings:
     quick: bool
 
     def __post_init__(self):
-        """BadInput for names that are not known, and for more threads than a call takes."""
-        try:
-            check_threads("threads", self.threads)
-        except ValueError as error:
-            raise BadInput(str(error)) from None
+        """BadInput for names that are not known."""
         for name in self.suites:
             if name not in SUITES:
                 raise BadInput(f"unknown suite {name!r}, expected one of {', '.join(SUITES)}")
@@ -85,10 +80,12 @@ class Session:
         Where the file is, or shall be.
     command : str
         What to type for the same.
+    force : bool
+        Begin anew where the file of a run lies, instead of going on with it or refusing.
     """
 
-    def __init__(self, settings: Settings, folder: Path, command: str):
-        self.settings, self.path = settings, folder / FILE
+    def __init__(self, settings: Settings, folder: Path, command: str, *, force: bool = False):
+        self.settings, self.path, self.force = settings, folder / FILE, force
         self.result = {
             "kind": KIND,
             "settings": settings.as_dict(),
@@ -104,8 +101,9 @@ class Session:
         way_out = "take another --output or remove the file"
         if not isinstance(found, dict) or found.get("kind") != KIND:
             raise BadInput(f"{self.path} is not a result of attn-engine bench; {way_out}")
-        if found.get("runs") == []:
+        if self.force or found.get("runs") == []:
             return self.result
+        way_out = "--force begins anew, another --output keeps it"
         if found.get("finished"):
             raise BadInput(f"{self.path} holds a finished run; {way_out}")
         if found.get("settings") != self.settings.as_dict():
