@@ -111,8 +111,35 @@ def test_lost_and_wrong_cases_are_in_plain_sight(texts):
         assert lost.count(LOST) == 1 and "torch" in lost and "0.50" in lost
         wrong = plain[plain.index("Wrong or failed") : plain.index("Machine, and how")]
         assert WRONG in wrong and "relative error 5e-01" in wrong
-    assert texts[2]["summary"]["won"] == texts[2]["summary"]["ratios"] - 1
+    facts = texts[2]["summary"]
+    assert (facts["won"], facts["tied"], facts["lost"]) == (facts["ratios"] - 1, 0, 1)
     assert texts[2]["summary"]["smallest_ratio"] == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "outcome"), [(1.021, "won"), (1.019, "tied"), (0.981, "tied"), (0.979, "lost")]
+)
+def test_differences_within_the_noise_are_ties(fake, tmp_path, monkeypatch, seconds, outcome):
+    monkeypatch.setitem(SPEEDS, "torch", seconds)  # attn_engine against itself: 1.02
+    _, markdown, data = write_reports([fake(suites=("causal",))], tmp_path)
+    facts = json.loads(data.read_text("utf-8"))["summary"]
+    assert facts[outcome] == facts["ratios"] > 0
+    assert ("None of these." in markdown.read_text("utf-8")) == (outcome != "lost")
+
+
+def test_what_is_far_off_has_no_six_digits(fake, tmp_path, monkeypatch):
+    monkeypatch.setitem(SPEEDS, "torch", 123456.7)
+    monkeypatch.setitem(SPEEDS, "numpy", 123456.7)
+    html, markdown, _ = write_reports([fake(suites=("causal",))], tmp_path)
+    assert "takes > 1000 times as long" in markdown.read_text("utf-8").replace("\\", "")
+    assert '<td class="n">&gt; 1000</td>' in html.read_text("utf-8")
+    assert "123456" not in markdown.read_text("utf-8")
+
+
+def test_of_peak_is_explained_where_it_is(fake, tmp_path):
+    for suite, there in (("causal", True), ("additive", False)):
+        text = write_reports([fake(suite, suites=(suite,))], tmp_path)[1].read_text("utf-8")
+        assert ("| of peak |" in text) == ("Of peak:" in text) == there
 
 
 def test_charts_show_the_numbers(texts):

@@ -59,6 +59,19 @@ def test_what_a_file_does_not_tell_is_left_out(tmp_path, capsys):
     assert "bench.json holds no cases" in capsys.readouterr().err
 
 
+def test_a_byte_order_mark_is_no_matter(tmp_path):
+    path = benchmark_json(tmp_path / "bench.json", 1e-3)
+    path.write_text(path.read_text(), encoding="utf-8-sig")
+    assert len(load(path).timed) == 1
+
+
+def test_a_report_is_no_result_and_says_what_is(fake, tmp_path, capsys):
+    results = fake(suites=("causal",))
+    data = write_reports([results], tmp_path)[2]
+    assert cli.main(["report", str(data)]) == 2
+    assert f"pass the results.json that it was made of, {results}" in capsys.readouterr().err
+
+
 # ---- two files
 
 

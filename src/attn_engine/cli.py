@@ -243,8 +243,10 @@ def run_bench(options: argparse.Namespace) -> int:
 
 def print_comparison(threads: int, comparison) -> None:
     """One line for a case that is done."""
+    from .report.tables import times
+
     ratio = comparison.ratio
-    words = "" if ratio is None else f"  {comparison.best_peer} takes {ratio:.2f} times as long"
+    words = "" if ratio is None else f"  {comparison.best_peer} takes {times(ratio)} times as long"
     print(f"{comparison.case.name:32} {threads} thread{'s' * (threads > 1)}{words}", flush=True)
 
 

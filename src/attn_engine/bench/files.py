@@ -23,7 +23,7 @@ def read_json(path: Path) -> Any:
     Raises BadInput where it cannot be read or is not JSON.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise BadInput(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:  # broken JSON, or bytes that are no text

@@ -55,6 +55,15 @@ class Results:
     finished: bool
     statistic: str  # what the time of a case is
 
+    def outcome(self, comparison: Comparison) -> str | None:
+        """ "won", "lost", or "tied" if attn_engine and the best peer differ by noise alone."""
+        ratio = comparison.ratio
+        if ratio is None:
+            return None
+        if max(ratio, 1 / ratio) - 1 <= (self.noise or 0):
+            return "tied"
+        return "won" if ratio > 1 else "lost"
+
     @property
     def main(self) -> list[Timed]:
         """Comparisons with the number of threads that all suites have."""
@@ -79,6 +88,9 @@ def load(path: Path) -> Results:
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         what = f"{type(error).__name__}: {error}"
         raise BadInput(f"{path} has the start of a result file, but is none ({what})") from error
+    if isinstance(data, dict) and "summary" in data and "compared" in data:
+        made_of = f"results.json that it was made of, {data.get('file')}"
+        raise BadInput(f"{path} is a report of attn-engine, not its results; pass the {made_of}")
     raise BadInput(
         f"{path} is no result of attn-engine bench, benchmarks/peers.py or pytest-benchmark"
     )

@@ -9,7 +9,7 @@ from ..bench.contenders import ENGINE
 from . import charts
 from .changes import changes, differences, facts, noise_floor
 from .load import Results
-from .tables import Table, digits, short_time, table_of
+from .tables import Table, digits, short_time, table_of, times
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,11 @@ def summary(results: Results) -> dict:
     """The numbers of the first sentence."""
     ratios = [t.comparison.ratio for t in results.timed if t.comparison.ratio is not None]
     mean = math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else None
+    outcomes = [results.outcome(timed.comparison) for timed in results.timed]
     return {
         "cases": len(results.timed),
         "ratios": len(ratios),
-        "won": sum(ratio > 1 for ratio in ratios),
+        **{outcome: outcomes.count(outcome) for outcome in ("won", "tied", "lost")},
         "mean_ratio": mean,
         "smallest_ratio": min(ratios, default=None),
     }
@@ -85,15 +86,16 @@ def first_words(results: Results) -> list[str]:
     if facts["ratios"]:
         lines.append(
             f"attn_engine is faster than every other contender in {facts['won']} of "
-            f"{facts['ratios']} cases; the best other one takes {facts['mean_ratio']:.2f} times as "
-            f"long in the geometric mean, {facts['smallest_ratio']:.2f} times in the worst case."
+            f"{facts['ratios']} cases, slower than the best in {facts['lost']}; {facts['tied']} are "
+            f"ties. The best other one takes {times(facts['mean_ratio'])} times as long in the "
+            f"geometric mean, {times(facts['smallest_ratio'])} times in the worst case."
         )
     elif facts["cases"]:
         lines.append(f"{facts['cases']} cases; in none is attn_engine beside another contender.")
     if results.noise is not None:
         lines.append(
             f"Noise floor: attn_engine against itself differed by up to {results.noise:.1%} (A/A "
-            "run of three cases); smaller differences say nothing."
+            "run of three cases); smaller differences say nothing and are called ties."
         )
     if (results.noise or 0) > BUSY:
         lines.append("That is a lot: the machine was busy. Measure again when nothing else runs.")
@@ -104,18 +106,15 @@ def first_words(results: Results) -> list[str]:
 
 
 def lost(results: Results) -> Section:
-    """The cases where somebody else is faster."""
+    """The cases where somebody else is faster by more than the noise."""
     rows = []
     for timed in sorted(results.timed, key=lambda t: t.comparison.ratio or math.inf):
         comparison = timed.comparison
-        if comparison.ratio is None or comparison.ratio >= 1:
-            continue
-        small = 1 / comparison.ratio - 1 <= (results.noise or 0)
-        mine, peer = comparison.seconds[ENGINE], comparison.best_peer
-        times = [short_time(mine), peer, short_time(comparison.seconds[peer])]
-        ratio, note = f"{comparison.ratio:.2f}", "within the noise" if small else ""
-        rows.append([timed.case.name, str(timed.threads), *times, ratio, note])
-    heads = ["case", "threads", ENGINE, "best peer", "its time", "ratio", ""]
+        if results.outcome(comparison) == "lost":
+            mine, peer = comparison.seconds[ENGINE], comparison.best_peer
+            both = [short_time(mine), peer, short_time(comparison.seconds[peer])]
+            rows.append([timed.case.name, str(timed.threads), *both, times(comparison.ratio)])
+    heads = ["case", "threads", ENGINE, "best peer", "its time", "ratio"]
     if rows:
         return Section("Cases that we lose", table=table_of(heads, rows))
     return Section("Cases that we lose", ["None of these."] if summary(results)["ratios"] else [])
@@ -135,7 +134,7 @@ def contenders(results: Results) -> Table | None:
     for name in sorted(errors, key=lambda name: name != ENGINE):
         found = sorted(errors[name])
         mean = math.exp(sum(speeds[name]) / len(speeds[name])) if speeds[name] else None
-        speed = "" if mean is None else f"{mean:.2f}"
+        speed = "" if mean is None else times(mean)
         middle = found[len(found) // 2]
         rows.append([name, str(len(found)), speed, f"{middle:.1e}", f"{found[-1]:.1e}"])
     heads = ["contender", "cases", "speed, attn_engine = 1", "median error", "largest error"]
@@ -162,8 +161,10 @@ def every_case(results: Results) -> Section:
     table = all_cases(results)
     text = [f"The time of a case is {results.statistic}."]
     if table and "ratio" in table.heads:
+        text.append("Ratio: the best peer's time over attn_engine's.")
+    if table and "of peak" in table.heads:
         text.append(
-            "Ratio: the best peer's time over attn_engine's. Of peak: attn_engine's share of the best "
+            "Of peak: attn_engine's share of the best "
             "rate seen in this run, of a matrix product or, where there is one query, of reading as "
             "many bytes as keys and values have; above 100 % where the machine was slower then."
         )
@@ -183,7 +184,7 @@ def all_cases(results: Results) -> Table | None:
         mine, flops = comparison.seconds.get(ENGINE), timed.case.flops
         row.append(digits(flops / mine / 1e9) if mine and flops else "")
         if ratios:
-            row += ["" if comparison.ratio is None else f"{comparison.ratio:.2f}"]
+            row += ["" if comparison.ratio is None else times(comparison.ratio)]
             row += ["" if share is None else f"{share:.0%}"]
         for name in names:
             s = comparison.seconds.get(name)
@@ -213,18 +214,18 @@ def comparison_with(results: Results, other: Results) -> Section:
     found = changes(results, other)
     rows = []
     for c in found:
-        between = "" if c.low is None else f"{c.low:.2f} to {c.high:.2f}"
-        times = [short_time(c.before), short_time(c.after)]
+        between = "" if c.low is None else f"{times(c.low)} to {times(c.high)}"
+        both = [short_time(c.before), short_time(c.after)]
         head = [c.name, str(c.threads or ""), c.contender]
-        rows.append([*head, *times, f"{c.ratio:.2f}", between, c.verdict])
-    times = ["first, median", "second, median"]
-    heads = ["case", "threads", "contender", *times, "ratio", "interval", ""]
+        rows.append([*head, *both, times(c.ratio), between, c.verdict])
+    both = ["first, median", "second, median"]
+    heads = ["case", "threads", "contender", *both, "ratio", "interval", ""]
     means = []
     for name in dict.fromkeys(c.contender for c in found):
         logs = [math.log(c.ratio) for c in found if c.contender == name]
         mean = math.exp(sum(logs) / len(logs))
         versions = [r.versions.get(name, "unknown version") for r in (results, other)]
-        means.append(f"{name} ({' and '.join(dict.fromkeys(versions))}) {mean:.2f}")
+        means.append(f"{name} ({' and '.join(dict.fromkeys(versions))}) {times(mean)}")
     what = (
         f"Ratio: median time in the first, {results.path}, over that in the second, {other.path}; "
         "above 1, the second is faster. The median is that of all turns of a case; other tables have "

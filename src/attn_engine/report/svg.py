@@ -104,16 +104,18 @@ class Axis:
         return self.first + share * (self.last - self.first)
 
     def ticks(self) -> list[float]:
-        """Round values inside: on a logarithmic axis powers of ten, or 1, 2, 5 of few of them."""
-        if not self.log:
-            step = 10 ** math.floor(math.log10((self.high - self.low) / 2 or 1))
-            step *= next(m for m in (1, 2, 5, 10) if (self.high - self.low) / (step * m) <= 6)
-            count = math.floor(self.high / step)
-            return [i * step for i in range(math.ceil(self.low / step), count + 1)]
-        decades = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
-        digits = (1,) if len(decades) > 4 else (1, 2, 5)
-        values = [d * 10.0**k for k in decades for d in digits]
-        return [v for v in values if self.low * 0.999 <= v <= self.high * 1.001]
+        """Round values inside: on a logarithmic axis powers of ten, with 1, 2, 5 of few of them."""
+        if self.log:
+            decades = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
+            digits = (1,) if len(decades) > 4 else (1, 2, 5)
+            values = [d * 10.0**k for k in decades for d in digits]
+            values = [v for v in values if self.low * 0.999 <= v <= self.high * 1.001]
+            if len(values) > 1:
+                return values
+        step = 10 ** math.floor(math.log10((self.high - self.low) / 2 or 1))
+        step *= next(m for m in (1, 2, 5, 10) if (self.high - self.low) / (step * m) <= 6)
+        count = math.floor(self.high / step)
+        return [i * step for i in range(math.ceil(self.low / step), count + 1)]
 
 
 def plot(
@@ -190,7 +192,7 @@ def number(value: float) -> str:
     for least, unit, letter in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
         if value >= least:
             return f"{value / unit:.3g}{letter}"
-    return f"{value:.4g}" if value >= 0.01 or not value else f"{value:.0e}".replace("e-0", "e-")
+    return f"{value:.4g}" if value >= 0.01 or not value else f"{value:.3g}".replace("e-0", "e-")
 
 
 def _axis(values: Sequence[float], first: float, last: float, log: bool, room: float) -> Axis:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-NUMBER = re.compile(r"[-−+]?[\d.]+")
+NUMBER = re.compile(r"(?:[-−+]|[<>] )?[\d.]+")
 GAPS = ("", "–")
 
 
@@ -31,8 +31,9 @@ class Table:
 
     def as_html(self) -> str:
         """A table element in a box that scrolls."""
-        head = self._html_row(self.heads, "th")
-        rows = "".join(self._html_row(row, "td") for row in self.rows)
+        numeric = self.numeric  # reads all rows: once, not for each row
+        head = _html_row(self.heads, "th", numeric)
+        rows = "".join(_html_row(row, "td", numeric) for row in self.rows)
         table = f"<table><thead>{head}</thead><tbody>{rows}</tbody></table>"
         return f'<div class="wide" tabindex="0">{table}</div>'
 
@@ -47,11 +48,12 @@ class Table:
         ]
         return "".join("  ".join(row).rstrip() + "\n" for row in zip(*padded, strict=True))
 
-    def _html_row(self, cells: Sequence[str], tag: str) -> str:
-        """One row of HTML."""
-        columns = zip(cells, self.numeric, strict=True)
-        classes = ((html.escape(c), ' class="n"' if numeric else "") for c, numeric in columns)
-        return f"<tr>{''.join(f'<{tag}{kind}>{c}</{tag}>' for c, kind in classes)}</tr>"
+
+def _html_row(cells: Sequence[str], tag: str, numeric: Sequence[bool]) -> str:
+    """One row of HTML."""
+    columns = zip(cells, numeric, strict=True)
+    classes = ((html.escape(c), ' class="n"' if number else "") for c, number in columns)
+    return f"<tr>{''.join(f'<{tag}{kind}>{c}</{tag}>' for c, kind in classes)}</tr>"
 
 
 def table_of(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table | None:
@@ -64,6 +66,13 @@ def table_of(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table | Non
 def digits(value: float) -> str:
     """Three digits, or all before the point."""
     return f"{value:.3g}" if value < 999.5 else f"{value:.0f}"
+
+
+def times(ratio: float) -> str:
+    """A ratio with two decimals; what is far off is called so."""
+    if ratio < 0.01:
+        return "< 0.01"
+    return f"{ratio:.2f}" if ratio <= 1000 else "> 1000"
 
 
 def short_time(seconds: float) -> str:
