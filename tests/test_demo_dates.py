@@ -88,6 +88,13 @@ def test_a_text_alone_is_read_as_in_a_batch(network, readings):
         np.testing.assert_allclose(alone.probability, together.probability, rtol=1e-4)
 
 
+def test_an_answer_below_nine_tenths_is_called_unsure(readings, capsys):
+    reading = readings[0]
+    dates.print_readings([reading._replace(probability=p) for p in (0.91, 0.89)])
+    sure, unsure = re.findall(r"\(probability.*\)", capsys.readouterr().out)
+    assert (sure, unsure) == ("(probability 0.91)", "(probability 0.89: unsure)")
+
+
 # ---- alignments
 
 

@@ -29,6 +29,7 @@ START = len(SYMBOLS)
 LENGTH = len("YYYY-MM-DD")
 NO_DATE = "-" * LENGTH  # what it writes if it finds none
 EXAMPLES = ("the 3rd of May, 1998", "5/3/98")
+SURE = 0.9  # the least probability of an answer that is not called unsure
 LONGEST = 50  # characters of a text: "Wednesday, the twenty-seventh of September, 1998" has 48
 
 
@@ -175,6 +176,7 @@ def print_readings(readings: Sequence[Reading]) -> None:
     print("Dates, translated by a small recurrent network with additive attention.")
     print("A row shows where in the text it looked for one character of the answer.\n")
     for reading in readings:
-        print(f"{reading.text} -> {reading.iso} (probability {reading.probability:.2f})")
+        unsure = ": unsure" if reading.probability < SURE else ""
+        print(f"{reading.text} -> {reading.iso} (probability {reading.probability:.2f}{unsure})")
         characters = reading.text.replace(" ", "_")  # a space that any terminal can show
         print(to_text(reading.weights, list(reading.iso), list(characters)) + "\n")
