@@ -270,6 +270,58 @@ def test_checks_refuse_what_does_not_belong_together(check):
         check(WEIGHTS, VALUES, mask=np.zeros(4))
 
 
+def test_heads_are_only_to_be_repeated_where_that_helps():
+    weights = random_rows(4, 3, 5)
+    with pytest.raises(ValueError, match=r"np.repeat\(values, n_heads // n_kv_heads, axis=-3\)"):
+        analysis.ablation(weights, np.ones((2, 5, 8)))
+    for shape in ((4, 3, 8), (3, 5, 8), (5, 8)):  # n_kv, heads that divide nothing, no heads
+        with pytest.raises(ValueError, match="pass the values that the weights were of"):
+            analysis.ablation(weights, np.ones(shape))
+
+
+def random_rows(*shape):
+    """Weights of a layer."""
+    weights = np.random.default_rng(5).random(shape)
+    return weights / weights.sum(-1, keepdims=True)
+
+
+def results(*shape):
+    """Two results that hold weights."""
+    call = attn_engine.scaled_dot_product_attention
+    arrays = np.random.default_rng(6).standard_normal((2, *shape), np.float32)
+    return [call(x, x, x, return_weights=True) for x in arrays]
+
+
+def test_results_stand_for_their_weights():
+    pair = results(2, 5, 4)
+    weights = np.stack([result.weights for result in pair])
+    np.testing.assert_array_equal(analysis.rollout(pair), analysis.rollout(weights))
+    np.testing.assert_array_equal(analysis.entropy(pair[0]), analysis.entropy(weights[0]))
+    apart = analysis.total_variation(*pair)
+    np.testing.assert_array_equal(apart, analysis.total_variation(*weights))
+    without = attn_engine.scaled_dot_product_attention(*np.ones((3, 2, 5, 4)), return_lse=True)
+    with pytest.raises(ValueError, match="weights: this AttentionResult holds none; call with"):
+        analysis.rollout([pair[0], without])
+    with pytest.raises(
+        ValueError, match=r"results with weights of shapes \(2, 5, 5\), \(2, 6, 6\)"
+    ):
+        analysis.rollout([pair[0], results(2, 6, 4)[0]])
+
+
+def test_whole_numbers_are_weights():
+    alignment = [[1, 0], [0, 1]]
+    assert analysis.entropy(alignment).tolist() == [0, 0]
+    assert analysis.total_variation(alignment, [[0, 1], [0, 1]]).tolist() == [1, 0]
+    assert analysis.hard_alignment(np.array(alignment, np.uint8)).tolist() == [0, 1]
+    with pytest.raises(ValueError, match=r"weights: the entry at \(0, 0\) is 2"):
+        analysis.entropy([[2, 0]])
+
+
+def test_permutation_test_refuses_more_than_memory_holds():
+    with pytest.raises(ValueError, match="n_permutations: 1000000000000, expected at most"):
+        analysis.permutation_test(WEIGHTS, VALUES, n_permutations=10**12)
+
+
 def test_permutation_test_refuses_none():
     with pytest.raises(ValueError, match="n_permutations: got 0, expected at least 1"):
         analysis.permutation_test(WEIGHTS, VALUES, n_permutations=0)
@@ -298,6 +350,7 @@ ODD = {
     "p": lambda: analysis.total_variation([3, 4], [0.5, 0.5]),
     "p number": lambda: analysis.total_variation(0.5, 0.5),
     "p sum": lambda: analysis.total_variation(P / 2, P),
+    "p empty": lambda: analysis.total_variation([], []),
     "q": lambda: analysis.total_variation(P, P[0]),
     "q row": lambda: analysis.total_variation(P, P[:1]),
     "q scores": lambda: analysis.total_variation(P, -P),

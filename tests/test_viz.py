@@ -71,7 +71,7 @@ def test_what_does_not_fit_is_refused_in_one_line(picture, weights, tokens, keys
     [
         (SENTENCE, "abcde", r"tokens: got one str, expected a sequence of them; pass list"),
         (SENTENCE, range(5), r"tokens: entry 0 is of type int, expected str"),
-        (SENTENCE.astype(int), TOKENS, r"weights: dtype int64"),
+        (SENTENCE.astype(bool), TOKENS, r"weights: dtype bool"),
     ],
 )
 def test_other_kinds_are_refused(picture, weights, tokens, message):
@@ -151,6 +151,14 @@ def test_a_result_stands_for_its_weights(picture):
     assert drawn == expected
     with pytest.raises(ValueError, match="AttentionResult holds none; .*return_weights=True"):
         picture(call(query, query, query, return_lse=True), TOKENS)
+
+
+@pytest.mark.parametrize("picture", PICTURES)
+def test_whole_numbers_are_weights(picture):
+    drawn, expected = (picture(w, ["a", "b"]) for w in ([[1, 0], [0, 1]], np.eye(2)))
+    if picture is heatmap:
+        drawn, expected = (ax.images[0].get_array().tolist() for ax in (drawn, expected))
+    assert drawn == expected
 
 
 # ---- text

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .arrays import F32, F64, as_floats, native
+from .arrays import F32, F64, as_array, as_floats, native
 
 # How far the sum of a row may be from 1: rounded weights of a long row add up to that.
 SUM_TOLERANCE, SUM_TOLERANCE_16_BIT = 1e-3, 1e-2
@@ -17,27 +17,53 @@ SUM_TOLERANCE, SUM_TOLERANCE_16_BIT = 1e-3, 1e-2
 def check_weights(weights: Any) -> np.ndarray:
     """`weights` (..., n_q, n_kv) in float64; ValueError unless its rows are probabilities or 0.
 
-    A result of this library stands for the weights it holds.
+    A result of this library stands for the weights it holds; whole numbers may be weights too.
     """
-    if isinstance(weights, tuple) and hasattr(weights, "weights"):
-        if weights.weights is None:
-            raise ValueError(
-                f"weights: this {type(weights).__name__} holds none; call with return_weights=True"
-            )
-        weights = weights.weights
-    given = as_floats("weights", weights)
+    given = held_weights("weights", weights)
     if given.ndim < 2:
         raise ValueError(
             f"weights: shape {given.shape}, expected at least 2 axes, the last ones (n_q, n_kv); "
             f"use weights[{', '.join(['None'] * (2 - given.ndim))}]"
         )
-    if not given.size:
-        raise ValueError(f"weights: shape {given.shape} has no entries, expected at least one row")
     return check_rows("weights", given)
+
+
+def held_weights(name: str, weights: Any) -> np.ndarray:
+    """An array of floating-point numbers; of a result, or of a list or tuple of them, the weights."""
+    if _is_result(weights):
+        weights = _weights_of(name, weights)
+    elif isinstance(weights, list | tuple) and weights and all(map(_is_result, weights)):
+        shapes = [np.shape(_weights_of(name, result)) for result in weights]
+        if len(set(shapes)) > 1:
+            raise ValueError(
+                f"{name}: results with weights of shapes {', '.join(map(str, shapes))}; pass those "
+                f"of one shape together"
+            )
+        weights = np.stack([result.weights for result in weights])
+    given = as_array(name, weights)
+    if given.dtype.kind in "iu":  # an alignment, of zeros and ones
+        given = given.astype(np.float64)
+    return as_floats(name, given)
+
+
+def _is_result(given: Any) -> bool:
+    """Whether it is what a call of this library returned."""
+    return isinstance(given, tuple) and hasattr(given, "weights")
+
+
+def _weights_of(name: str, result: Any) -> np.ndarray:
+    """The weights that a result holds."""
+    if result.weights is None:
+        raise ValueError(
+            f"{name}: this {type(result).__name__} holds none; call with return_weights=True"
+        )
+    return result.weights
 
 
 def check_rows(name: str, given: np.ndarray) -> np.ndarray:
     """`given` (..., n) in float64; ValueError unless its rows are probabilities or 0."""
+    if not given.size:
+        raise ValueError(f"{name}: shape {given.shape} has no entries, expected at least one row")
     array = given.astype(np.float64)
     outside = ~((array >= 0) & (array <= 1 + SUM_TOLERANCE_16_BIT))
     if outside.any():

@@ -1,7 +1,7 @@
 """Reading attention weights with care: summaries, and two checks before they explain anything.
 
-Everything here takes weights that a call returned, or the result that holds them, and computes with
-NumPy in float64. Rows that see no key (all 0) are allowed everywhere; each function says what they
+Everything here takes weights that a call returned, or the result that holds them (or a list of
+results, of layers say), and computes with NumPy in float64. Whole numbers are taken as floats. Rows that see no key (all 0) are allowed everywhere; each function says what they
 give.
 """
 

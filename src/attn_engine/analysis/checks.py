@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,11 +12,12 @@ from numpy.typing import ArrayLike
 from ..arrays import as_array, as_floats, as_mask
 from ..misfits import check_broadcast
 from ..options import check_count, check_integer
-from ..weights import check_rows, check_weights
+from ..weights import check_rows, check_weights, held_weights
 from .summaries import normalized
 
 # What the output was and what it became, both (..., n_q, d_v), to how far it moved, (..., n_q)
 Distance = Callable[[np.ndarray, np.ndarray], np.ndarray]
+MOST_DISTANCES = 2**28  # that are kept, one for each permutation and row: 2 GiB
 ROUNDING = 1e-12  # distances closer than this, relative to the largest value, are equal
 
 
@@ -41,7 +43,8 @@ def total_variation(p: ArrayLike, q: ArrayLike) -> np.ndarray:
     Parameters
     ----------
     p, q : array_like, shape (..., n_classes)
-        Predictions, say: rows sum to 1, or are 0. Both have the same shape, nothing is broadcast.
+        Predictions, say, or results that hold weights: rows sum to 1, or are 0. Both have the same
+        shape, nothing is broadcast.
 
     Returns
     -------
@@ -53,7 +56,7 @@ def total_variation(p: ArrayLike, q: ArrayLike) -> np.ndarray:
     ValueError
         A row does not sum to 1, or the shapes differ.
     TypeError
-        An argument is not made of floating-point numbers.
+        An argument is not made of numbers.
 
     References
     ----------
@@ -65,7 +68,7 @@ def total_variation(p: ArrayLike, q: ArrayLike) -> np.ndarray:
     >>> total_variation([1.0, 0.0], [0.5, 0.5]).item()
     0.5
     """
-    first, second = as_floats("p", p), as_floats("q", q)
+    first, second = held_weights("p", p), held_weights("q", q)
     if not first.ndim:
         raise ValueError(
             "p: a single number, expected at least one axis, (n_classes,); use [p, 1 - p]"
@@ -104,7 +107,7 @@ def permutation_test(
         True = attend, the mask the weights were made with (`key_lengths` and `is_causal` included).
         Weights are shuffled among what a row sees; without a mask that is every key.
     n_permutations : int
-        How often to shuffle, at least 1.
+        How often to shuffle, at least 1; permutations times rows are at most 2**28.
     seed : int
         Of the generator, at least 0; the same seed gives the same permutations.
     distance : callable, optional
@@ -122,8 +125,8 @@ def permutation_test(
     Raises
     ------
     ValueError
-        A row does not sum to 1, shapes do not match (that of what `distance` returns included), or
-        a key that `mask` hides has weight.
+        A row does not sum to 1, shapes do not match (that of what `distance` returns included), a
+        key that `mask` hides has weight, or there are too many permutations.
     TypeError
         An argument is of a wrong kind.
 
@@ -143,6 +146,12 @@ def permutation_test(
     """
     array, values, visible = _checked(weights, values, mask)
     times = check_count("n_permutations", n_permutations)
+    most = MOST_DISTANCES // math.prod(array.shape[:-1])
+    if times > most:
+        raise ValueError(
+            f"n_permutations: {times}, expected at most {most} for weights of shape {array.shape}, "
+            f"since each permutation and row has a distance; a few hundred tell a median"
+        )
     seed = check_integer("seed", seed, "a whole number")
     if seed < 0:
         raise ValueError(f"seed: {seed}, expected at least 0")
@@ -237,11 +246,14 @@ def _checked(weights: Any, values: Any, mask: Any) -> tuple[np.ndarray, np.ndarr
     values = as_floats("values", values).astype(np.float64)
     expected = (*array.shape[:-2], array.shape[-1])
     if values.ndim != array.ndim or values.shape[:-1] != expected:
-        raise ValueError(
-            f"values: shape {values.shape}, expected {expected} and d_v, since weights are "
-            f"{array.shape}; repeat key and value heads that several query heads share, "
-            f"np.repeat(values, n_heads // n_kv_heads, axis=-3)"
-        )
+        got = f"values: shape {values.shape}, expected {expected} and d_v, since weights are"
+        fix = "pass the values that the weights were of"
+        if array.ndim > 2 and values.ndim == array.ndim and _fits_repeated(values.shape, expected):
+            fix = (
+                "repeat key and value heads that several query heads share, "
+                "np.repeat(values, n_heads // n_kv_heads, axis=-3)"
+            )
+        raise ValueError(f"{got} {array.shape}; {fix}")
     visible = np.broadcast_to(array.any(-1, keepdims=True), array.shape)
     if mask is not None:
         mask = as_mask("mask", mask)
@@ -257,6 +269,12 @@ def _checked(weights: Any, values: Any, mask: Any) -> tuple[np.ndarray, np.ndarr
             )
     unseen = ~visible.any(-2)
     return array, np.where(unseen[..., None], 0, values), visible  # 0 x NaN would reach the output
+
+
+def _fits_repeated(shape: tuple[int, ...], expected: tuple[int, ...]) -> bool:
+    """Whether values (..., n_kv_heads, n_kv, d_v) fit once their heads are repeated."""
+    *batch, heads, n_kv = expected
+    return (*shape[:-3], shape[-2]) == (*batch, n_kv) and 0 < shape[-3] and heads % shape[-3] == 0
 
 
 def _outputs(weights: np.ndarray, values: np.ndarray) -> np.ndarray:
