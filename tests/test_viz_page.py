@@ -91,7 +91,7 @@ def table(page):
     """The table as [(position, weight)], in the order of its rows; what is tiny as 0."""
     cells = "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))"
     rows = page.locator("#rows tr").evaluate_all(cells)
-    return [(int(place), float(weight.replace("< 0.001", "0"))) for _, place, weight, _ in rows]
+    return [(int(place), float(re.sub("< .*", "0", weight))) for _, place, weight, _ in rows]
 
 
 def assert_shows(page, row):
@@ -334,3 +334,47 @@ def test_a_notebook_cell_can_be_clicked(visit):
     assert frame.locator("#rows tr td:nth-child(3)").all_text_contents() == [
         f"{w:.3f}" for w in weights
     ]
+
+
+@needs_browser
+def test_words_are_whole_on_a_narrow_screen(visit):
+    tokens = ["attention", "translation", "i", "internationally"]
+    page = visit(to_html(np.eye(4), tokens), viewport={"width": 400, "height": 800})
+    lines = page.locator("#rows bdi").evaluate_all("all => all.map(b => b.getClientRects().length)")
+    assert lines == [1] * 4
+
+
+@needs_browser
+def test_a_weight_of_nothing_has_no_bar(visit):
+    page = visit(to_html([[1.0, 0.0], [0.001, 0.999]], ["a", "b"]))
+    bars = page.locator(".bar div")
+    assert [bar.is_visible() for bar in bars.all()] == [True, False]
+    page.get_by_role("option", name="b").click()
+    assert [bar.is_visible() for bar in bars.all()] == [True, True]
+
+
+@needs_browser
+def test_weights_of_many_keys_can_be_told_apart(visit):
+    weights = np.linspace(1, 2, 512)[None] / np.linspace(1, 2, 512).sum()
+    page = visit(to_html(weights, ["query"], [f"k{j}" for j in range(512)]))
+    shown_weights = [weight for _, weight in table(page)]
+    assert len(set(shown_weights)) > 80  # of 86 that are sent
+    np.testing.assert_allclose(shown_weights, np.sort(weights[0])[::-1], rtol=0, atol=1.4e-5)
+
+
+@needs_browser
+@pytest.mark.parametrize("n", [5, 60, 512])
+def test_columns_of_the_map_are_labelled_where_there_is_room(visit, n):
+    keys = [f"k{j}" for j in range(n)]
+    page = visit(to_html(np.full((1, n), 1 / n), ["query"], keys))
+    box = page.locator("#map").bounding_box()
+    labels = page.locator("#columns bdi")
+    texts = labels.all_text_contents()
+    lefts = [label.bounding_box()["x"] for label in labels.all()]
+    widths = [label.bounding_box()["width"] for label in labels.all()]
+    assert (texts == keys) == (n == 5) and len(texts) > 4
+    for text, left, width in zip(texts, lefts, widths, strict=True):
+        column = (left - box["x"]) / box["width"] * n
+        half = width / box["width"] * n / 2 if n == 5 else 0
+        assert int(text[1:]) == pytest.approx(column + half - (0.5 if n == 5 else 0), abs=0.1)
+    assert all(a + w <= b for a, w, b in zip(lefts, widths, lefts[1:], strict=False))
