@@ -56,7 +56,7 @@ def as_html(found: Sequence[Section]) -> str:
         parts = [f"<section><h2>{html.escape(section.title)}</h2>"]
         parts += [f"<p>{html.escape(line)}</p>" for line in section.text]
         if section.charts:
-            parts.append(f'<div class="charts">{"".join(section.charts)}</div>')
+            parts.append(f'<div class="charts" tabindex="0">{"".join(section.charts)}</div>')
         if section.table:
             parts.append(section.table.as_html())
         parts += [f"<pre>{html.escape(line)}</pre>" for line in section.code]
