@@ -19,7 +19,9 @@ def test_charts_keep_their_size_and_scroll_on_a_narrow_screen(visit, fake, tmp_p
     )
     assert len(scales) > 9 and min(scales) > 0.85  # 11 px letters stay above 9
     for charts in page.locator(".charts").all():
-        room = charts.evaluate("c => c.scrollWidth - c.lastElementChild.getBoundingClientRect().width")
+        room = charts.evaluate(
+            "c => c.scrollWidth - c.lastElementChild.getBoundingClientRect().width"
+        )
         assert room >= -1 and charts.evaluate("c => c.scrollWidth > c.clientWidth")
         assert "gradient" in charts.evaluate("c => getComputedStyle(c).backgroundImage")
         assert charts.get_attribute("tabindex") == "0"
