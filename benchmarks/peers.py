@@ -28,7 +28,7 @@ from attn_engine.bench.cases import CASES
 from attn_engine.bench.compare import Comparison, Team, machine, report
 from attn_engine.bench.contenders import CONTENDERS, ENGINE, check_names
 from attn_engine.bench.files import BadInput
-from attn_engine.cli import Parser, names, positive, writable_file
+from attn_engine.cli import Parser, names, thread_count, writable_file
 
 
 def main() -> int:
@@ -68,7 +68,7 @@ def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--threads", type=positive, default=get_num_threads(), help="for every contender"
+        "--threads", type=thread_count, default=get_num_threads(), help="for every contender"
     )
     parser.add_argument("--only", default="*", help="patterns of case names, with commas")
     parser.add_argument("--seconds", type=float, default=0.6, help="for each contender and case")
