@@ -163,10 +163,10 @@ def _dense(rows: np.ndarray) -> np.ndarray:
 def _parts(lse: np.ndarray, grad_weights: np.ndarray | None) -> np.ndarray | None:
     """Room for a first pass over the scores, where lse alone cannot restore the weights.
 
-    That is where it is so large that its last digits matter (every key biased by -1e38, say).
+    That is where it is so large that its last digits matter: beyond 1000 in float32.
     """
     digits = np.finfo(lse.dtype).eps * np.abs(lse)
-    coarse = np.any((digits > 2.0**-6) & np.isfinite(digits))
+    coarse = np.any((digits > 2.0**-13) & np.isfinite(digits))
     return (
         np.empty((3, *lse.shape), native(lse.dtype)) if coarse or grad_weights is not None else None
     )
