@@ -9,6 +9,7 @@ class Fact:
 
     def __set_name__(self, owner: type, name: str):
         self._name = name
+        self.__doc__ = f"What the constructor made of `{name}`; read-only."
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """The constructor's, or what follows from it."""
@@ -31,6 +32,7 @@ class Checked:
 
     def __set_name__(self, owner: type, name: str):
         self._name = name
+        self.__doc__ = f"The `{name}` of the constructor; it may be set, and is checked then."
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """What was set last."""
