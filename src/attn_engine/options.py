@@ -14,7 +14,7 @@ import numpy as np
 from ._core import UNBOUNDED
 from .arrays import LARGEST, as_floats, as_integers
 from .misfits import wrong_shape
-from .shapes import Shape, batch_words
+from .shapes import Shape, ShapeError, batch_words
 
 # No axis of an array in memory is longer: a wider window is no limit, and sums cannot overflow.
 _LONGEST = 2**48
@@ -140,6 +140,7 @@ def check_slopes(slopes: Any, batch: Shape, n_heads: int, compute: np.dtype) -> 
         return None
     slopes = as_floats("alibi_slopes", slopes)
     if slopes.shape not in ((n_heads,), (*batch, n_heads)):
+        _check_heads("alibi_slopes", slopes.shape, n_heads)
         right = {(*batch_words(len(batch)), "n_heads"): (*batch, n_heads), ("n_heads",): (n_heads,)}
         raise wrong_shape(
             f"alibi_slopes: shape {slopes.shape}, expected ({n_heads},), a slope for each query head"
@@ -160,6 +161,7 @@ def check_sinks(sinks: Any, n_heads: int, compute: np.dtype) -> np.ndarray | Non
         return None
     sinks = as_floats("sinks", sinks)
     if sinks.shape != (n_heads,):
+        _check_heads("sinks", sinks.shape, n_heads)
         what = f"sinks: shape {sinks.shape}, expected ({n_heads},), a logit for each query head"
         right = {("n_heads",): (n_heads,)}
         raise wrong_shape(what, "sinks", sinks.shape, right, "pass as many as heads")
@@ -171,6 +173,17 @@ def check_sinks(sinks: Any, n_heads: int, compute: np.dtype) -> np.ndarray | Non
     limit = LARGEST[compute] / 2
     wide = sinks.astype(np.float64)
     return np.where(sinks == -inf, -inf, np.clip(wide, -limit, limit)).astype(compute)
+
+
+def _check_heads(name: str, shape: Shape, n_heads: int) -> None:
+    """ShapeError if these may be numbers of key heads, which groups of query heads share."""
+    if len(shape) == 1 and shape[0] > 1 and n_heads % shape[0] == 0:
+        raise ShapeError(
+            f"{name}: shape {shape}, expected ({n_heads},), one for each query head",
+            f"use np.repeat({name}, {n_heads // shape[0]}) if they are of the n_kv_heads",
+            name, shape, (n_heads,), "(n_heads,)",
+            code={name: f"np.repeat({name}, {n_heads // shape[0]})"},
+        )  # fmt: skip
 
 
 def check_segments(

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from .routes import Route, Words, is_batch, is_heads, routes, sharing
 from .shapes import Shape, ShapeError, in_words
 
@@ -17,6 +19,11 @@ Sizes = dict[str, int]
 _MOST = 6.0  # what costs more is a guess
 _AS_LIKELY = 0.5  # how much more another repair may cost that is told too
 _NO_BROADCAST = "take the entries that belong together, nothing is broadcast"
+
+
+def shapes_of(arrays: Mapping[str, Any]) -> dict[str, Shape]:
+    """Shapes of what is given."""
+    return {name: np.shape(array) for name, array in arrays.items() if array is not None}
 
 
 def _no_rule(sizes: Sizes) -> Sizes:
@@ -33,6 +40,7 @@ class Form(NamedTuple):
     advice: str = ""  # how to pass that
     cost: float = 0
     rule: Callable[[Sizes], Sizes | None] = _no_rule  # more sizes, None if they clash
+    beside: Mapping[str, Sequence[Words]] = {}  # axes that masks, lengths and the like may have
 
     def size_of(self, word: str, sizes: Sizes) -> int | None:
         """The size of an axis, if it is known."""
@@ -50,6 +58,17 @@ class Form(NamedTuple):
                     return None
         return self.rule(known)
 
+    def against(self, beside: Mapping[str, Shape], sizes: Sizes | None) -> float:
+        """What it costs that masks and lengths do not fit: their error would come next."""
+        return 2.0 * sum(
+            not any(
+                len(words) == len(shape)
+                and all(n in (1, self.size_of(w, sizes or {})) for w, n in zip(words, shape, strict=True))
+                for words in self.beside[name]
+            )
+            for name, shape in beside.items()
+        )  # fmt: skip
+
 
 class Call(NamedTuple):
     """The shapes of a call, and what is known of the sizes they should have."""
@@ -61,11 +80,19 @@ class Call(NamedTuple):
     exchanges: Sequence[tuple[str, str]] = ()  # often passed in each other's place, the first more
     parameters: Sequence[str] = ()  # they are made for the data: the first to be blamed
     advice: Mapping[str, str] = {}  # what to do about an axis
+    beside: Mapping[str, Shape] = {}  # those of masks and lengths, which bear witness
 
     def fits(self) -> bool:
         """Whether all shapes fit in a form that the options allow."""
         return any(
             not form.options and form.with_tensors(self.shapes, self.sizes) is not None
+            for form in self.forms
+        )
+
+    def has_axes(self) -> bool:
+        """Whether there is a form in which all have as many axes as they have."""
+        return any(
+            all(len(form.axes[name]) == len(shape) for name, shape in self.shapes.items())
             for form in self.forms
         )
 
@@ -75,7 +102,7 @@ class Call(NamedTuple):
 
     def repaired(self) -> ShapeError | None:
         """The error about shapes that fit after a change of axes or options, if there is one."""
-        found = _found(self)
+        found = _found(self) or _found(self._replace(beside={}))
         return _repaired(self, found) if found else None
 
     def error(self) -> ShapeError:
@@ -96,6 +123,11 @@ class _Repair(NamedTuple):
     def is_exchange(self) -> bool:
         """Whether two tensors take each other's place."""
         return len(self.code) == 2 and list(self.code) == list(self.code.values())[::-1]
+
+    @property
+    def adds_copies(self) -> bool:
+        """Whether a tensor gets an axis of several that are the same."""
+        return any(code.startswith("np.repeat") and "None" in code for code in self.code.values())
 
     @property
     def fix(self) -> str:
@@ -140,12 +172,14 @@ def _found(call: Call) -> list[_Repair]:
 
 def _exchanges(call: Call) -> Iterator[_Repair]:
     """Repairs in which two tensors take each other's place."""
+    there = [pair for pair in call.exchanges if call.shapes.keys() >= set(pair)]
     for form in call.forms:
-        for unusual, (a, b) in enumerate(call.exchanges):
-            if {a, b} <= call.shapes.keys():
-                shapes = {**call.shapes, a: call.shapes[b], b: call.shapes[a]}
-                if form.with_tensors(shapes, call.sizes) is not None:
-                    yield _Repair(2.5 + unusual + form.cost, form, {a: b, b: a}, shapes, {})
+        for unusual, (a, b) in enumerate(there):
+            shapes = {**call.shapes, a: call.shapes[b], b: call.shapes[a]}
+            sizes = form.with_tensors(shapes, call.sizes)
+            if sizes is not None:
+                cost = 2.5 + unusual / 2 + form.cost + form.against(call.beside, sizes)
+                yield _Repair(cost, form, {a: b, b: a}, shapes, {a: form.axes[b]})
 
 
 def _changing(call: Call, form: Form, changed: tuple[str, ...], limit: float) -> Iterator[_Repair]:
@@ -154,11 +188,13 @@ def _changing(call: Call, form: Form, changed: tuple[str, ...], limit: float) ->
     sizes = form.with_tensors(kept, call.sizes)
     for cost, steps in _steps(call, form, changed, sizes, limit) if sizes is not None else ():
         if steps or form.options:
+            shapes = kept | {name: route.shape for name, route in steps.items()}
+            doubt = form.against(call.beside, form.with_tensors(shapes, call.sizes))
             yield _Repair(
-                cost + form.cost + _doubt(call, form, steps),
+                cost + form.cost + doubt + _doubt(call, form, steps),
                 form,
                 {name: route.code for name, route in steps.items()},
-                kept | {name: route.shape for name, route in steps.items()},
+                shapes,
                 {name: route.reading for name, route in steps.items()},
             )
 
@@ -171,7 +207,7 @@ def _doubt(call: Call, form: Form, steps: dict[str, Route]) -> float:
         "reshape" not in route.code and route.reading[-1:] != form.axes[name][-1:]
         for name, route in steps.items()
     )
-    return 4 if turned and not call.sizes else 1.5
+    return 4 if turned and not call.sizes and len(steps) < 3 else 1.5
 
 
 def _steps(
@@ -186,8 +222,7 @@ def _steps(
     shape, axes = call.shapes[name], form.axes[name]
     known = {w: n for w in axes if (n := form.size_of(w, sizes)) is not None}
     known |= {w: sizes[w] for w in ("heads", "d_qk") if w in sizes}
-    legal = any(len(other.axes[name]) == len(shape) for other in call.forms)
-    for route in routes(name, shape, axes, known, legal):
+    for route in routes(name, shape, axes, known, call.has_axes()):
         slip = re.sub(rf"\b{name}\b|(?<=reshape)\(.*?\)", "", route.code)
         cost = 0.5 if slip in taken else route.cost  # the same slip again
         after = form.with_tensors({name: route.shape}, sizes)
@@ -207,12 +242,17 @@ def _repaired(call: Call, found: list[_Repair]) -> ShapeError:
     else:
         tensor, what = _clash(call)
         right = call.shapes[tensor]
+    other = _contradicted(call)
+    is_guess = best.adds_copies and call.has_axes() and other is not None
+    several = len(found) > 1 or is_guess
     conditions = [
-        " and ".join(filter(None, (r.condition if len(found) > 1 else "", r.sharing)))
-        for r in found
+        " and ".join(filter(None, (r.condition if several else "", r.sharing))) for r in found
     ]
     fixes = [f"{r.fix} if {c}" if c else r.fix for r, c in zip(found, conditions, strict=True)]
-    if best.is_exchange and (other := _contradicted(call)) and len(other.changes) == 1:
+    if is_guess:
+        return ShapeError(other.args[0], ", or ".join([other.fix, *fixes]), *other.args[2:])
+    changes_all = best.is_exchange or len(best.code) == len(call.shapes)
+    if changes_all and other is not None and other.fix.startswith("project one"):
         fixes.append(other.fix)  # the size of one tensor may as well be wrong
     changes = {name: best.shapes[name] for name in names} | dict(best.form.options)
     axes = in_words(best.form.axes[tensor])
@@ -324,6 +364,7 @@ def _resized(call: Call, form: Form, changed: Sequence[str]) -> tuple[float, dic
             cost += 1.5  # there may be fewer key heads than query heads, seldom more
         right[name] = new
         sizes = form.with_tensors({name: new}, sizes)
+    cost += form.against(call.beside, sizes)
     return (99.0, {}) if sizes is None else (cost, right)
 
 
@@ -336,9 +377,8 @@ def _advice(call: Call, form: Form, tensor: str, right: Shape, changed: set[str]
         sized = [form.size_of(word, sizes) for word in words]
         as_known = tuple(w if n is None else str(n) for w, n in zip(words, sized, strict=True))
         return f"make it {', '.join(dict.fromkeys(map(in_words, (as_known, words))))}"
-    word, got, n = next(
-        (word, got, n) for word, got, n in zip(words, shape, right, strict=True) if got != n
-    )
+    wrong = [axis for axis in zip(words, shape, right, strict=True) if axis[1] != axis[2]]
+    word, got, n = wrong[0]
     if word in call.advice:
         return call.advice[word].format(tensor=tensor, got=got, n=n, right=right)
     if is_batch(word):
@@ -350,7 +390,7 @@ def _advice(call: Call, form: Form, tensor: str, right: Shape, changed: set[str]
     if tensor not in call.parameters:
         return f"project it, e.g. {tensor} @ P with P {(got, n)}"
     others = [name for name in call.shapes if name != tensor and word in form.axes[name]]
-    if len(others) == 1 and others[0] not in call.parameters:
+    if len(others) == len(wrong) == 1 and others[0] not in call.parameters:
         data = f"{others[0]} to {word} {got}, e.g. {others[0]} @ P with P {(n, got)}"
         return f"make it {right}, or bring {data}"
     return f"make it {right}"

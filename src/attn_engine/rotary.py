@@ -166,7 +166,7 @@ def _check_rows(tables: dict[str, Shape], shape: Shape, half: int) -> None:
     call = Call({"x": shape, **tables}, forms, columns | {"d": shape[-1]}, f"x {shape}")
     if call.fits():
         return
-    if error := call.repaired():
+    if error := _wrong_x(shape, tables["cos"]) or call.repaired():
         raise error
     narrow = "a longer table needs position_ids, a narrower one rotary_dim"
     if tables["cos"][-1:] == (2 * half,):
@@ -174,6 +174,25 @@ def _check_rows(tables: dict[str, Shape], shape: Shape, half: int) -> None:
     sizes = dict(zip(x, shape, strict=True)) | columns
     advice = dict.fromkeys(words, narrow)
     raise call._replace(shapes=tables, sizes=sizes, advice=advice).error()
+
+
+def _wrong_x(shape: Shape, table: Shape) -> ShapeError | None:
+    """The error about heads side by side, or about a single row without its axis, if it is that."""
+    if len(shape) != 3 or len(table) != 2:
+        return None
+    (batch, n, columns), (rows, half) = shape, table
+    if n == rows and half and columns > 2 * half and columns % (2 * half) == 0:
+        apart = (batch, n, columns // (2 * half), 2 * half)
+        code, right = f"x.reshape{apart}.swapaxes(1, 2)", (batch, apart[2], n, 2 * half)
+        reading = "(batch, n, n_heads * d)"
+    elif rows == 1 < n and columns == 2 * half:
+        code, right, reading = "x[:, :, None]", (batch, n, 1, columns), "(batch, n_heads, d)"
+    else:
+        return None
+    return ShapeError(
+        f"x: shape {shape} is that of {reading} beside cos {table}, expected 4 axes",
+        f"use {code}", "x", shape, right, "(batch, n_heads, n, d)", code={"x": code},
+    )  # fmt: skip
 
 
 def _rows(

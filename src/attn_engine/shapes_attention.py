@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from .repairs import Call, Form, Sizes
+from .repairs import Call, Form, Sizes, shapes_of
 from .routes import Words
 from .shapes import Axes, Shape, ShapeError, axes_of, batch_words, fit, in_words
 
@@ -28,9 +28,12 @@ _ADVICE = {
 
 
 def check_shapes(
-    query: Shape, key: Shape, value: Shape, bshd: bool, enable_gqa: bool
+    query: Shape, key: Shape, value: Shape, bshd: bool, enable_gqa: bool, beside: Mapping[str, Any]
 ) -> tuple[Axes, int]:
-    """Query's axes and n_kv; ShapeError unless all shapes fit together, nothing is broadcast."""
+    """Query's axes and n_kv; ShapeError unless all shapes fit together, nothing is broadcast.
+
+    Masks and lengths `beside` them only say which of several fixes is meant.
+    """
     if fit(query, key, value, bshd, enable_gqa):
         return axes_of(query, bshd), axes_of(key, bshd).n
     shapes = {"query": query, "key": key, "value": value}
@@ -45,7 +48,8 @@ def check_shapes(
     ]
     # What two of three tensors have is more likely right than what one has.
     forms = [f._replace(cost=f.cost + 1.5 * (len(f.axes["key"]) != ranks[0])) for f in forms]
-    raise Call(shapes, forms, exchanges=_EXCHANGES, advice=_ADVICE).error()
+    call = Call(shapes, forms, exchanges=_EXCHANGES, advice=_ADVICE)
+    raise call._replace(beside=shapes_of(beside)).error()
 
 
 def check_packed(
@@ -86,6 +90,8 @@ def _form(
     ):
         both = (n, heads) if bshd else (heads, n)
         axes[name] = (*batch_words(rank - 3), *both, d) if rank > 2 else (n, d)
+    scores = (*batch_words(rank - 3), *("n_heads",) * (rank > 2), *lengths)
+    entries = (scores[:-3],)
     passed = [f'{n}="{v}"' if isinstance(v, str) else f"{n}={v}" for n, v in options.items()]
     return Form(
         axes,
@@ -94,6 +100,11 @@ def _form(
         f"pass {' and '.join(passed)}" if passed else "",
         2.5 * ("layout" in options) + ("enable_gqa" in options),
         rule=shared_heads if gqa else lambda sizes: sizes,
+        beside={
+            "attn_mask": [scores[i:] for i in range(len(scores) + 1)],
+            "key_lengths": entries,
+            "query_lengths": entries,
+        },
     )
 
 
