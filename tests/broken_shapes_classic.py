@@ -31,6 +31,7 @@ BROKEN = {
         ({}, {"U_a": "U_a.T"}, "U_a", "use U_a.T"),
         ({}, {"W_a": "W_a.T", "U_a": "U_a.T"}, "W_a", "use W_a.T and U_a.T"),
         ({}, {"W_a": "U_a", "U_a": "W_a"}, "W_a", "exchange W_a and U_a if W_a is (d_attn, d_h), or exc"),
+        ({}, {"W_a": "U_a.T", "U_a": "W_a.T"}, "W_a", "exchange W_a.T and U_a.T"),
         # masks and lengths bear witness
         ({"mask": (2, 7)}, {"query": "keys", "keys": "query"}, "query", "exchange query and keys"),
         ({"mask": (2, 7)}, {"W_a": "U_a", "U_a": "W_a"}, "W_a", "exchange W_a and U_a"),
@@ -73,6 +74,8 @@ BROKEN = {
         ({"mask": (2, 3, 7)}, {"mask": "mask[..., :4]"}, "mask", "mark every key for every query"),
         ({"key_lengths": (2,)}, {"key_lengths": "key_lengths[:, None]"}, "key_lengths",
             "use key_lengths.reshape(2,)"),
+        ({"key_lengths": (2,)}, {"key_lengths": "np.ones((2, 7), bool)"}, "key_lengths",
+            "of a mask, 1 for what is real, lengths are key_lengths.sum(-1)"),
         ({"key_lengths": Alike((2,))}, {"key_lengths": "key_lengths[0]"},
             "key_lengths", "use np.full(2, key_lengths)"),
         ({"bias": (8,)}, {"bias": "bias[:, None]"}, "bias", "use bias.reshape(8,)"),

@@ -29,6 +29,7 @@ CHANGES = (
     "pass key_padding",
     "pass layout",
     "pass enable",
+    "pass num_kv_heads",
     "exchange ",
     "build the layer with b",
 )

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ._core import UNBOUNDED
-from .arrays import LARGEST, as_floats, as_integers
+from .arrays import LARGEST, as_array, as_floats, as_integers
 from .misfits import wrong_shape
 from .shapes import Shape, ShapeError, batch_words
 
@@ -310,7 +310,9 @@ def _side(name: str, side: Any) -> int:
 
 def check_lengths(name: str, value: Any, batch: Shape, n: int, axis: str) -> np.ndarray:
     """One length for each batch entry, flat; `axis` is the word for the one that n is the size of."""
-    lengths = as_integers(name, value)
+    lengths = as_array(name, value)
+    if lengths.shape != (*batch, n):  # a mask, of any dtype, is told what to do
+        lengths = as_integers(name, lengths)
     if lengths.shape != batch:
         raise wrong_shape(
             f"{name}: shape {lengths.shape}, expected {batch}: one length for each batch entry"

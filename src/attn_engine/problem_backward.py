@@ -9,7 +9,8 @@ from . import problem
 from .arrays import as_array, as_floats, compute_type, is_bfloat16, native, raw, walkable
 from .misfits import wrong_shape
 from .outputs import flat
-from .shapes import Shape
+from .routes import Words
+from .shapes import Shape, batch_words, in_words
 
 NAMES = ("query", "key", "value", "attn_mask", "sinks", "alibi_slopes")
 
@@ -53,18 +54,20 @@ def attention_backward(
     query, shape = tensors[0], forward.output.shape
     dtype, compute = native(query.dtype), compute_type(query.dtype)
     bshd, n_kv, rows = _sizes(forward, query.ndim)
-    words = "the output, (..., {}, d_v)".format("n_q, n_heads" if bshd else "n_heads, n_q")
-    grad_output = like_forward("grad_output", grad_output, shape, dtype, words)
-    output = like_forward("output", output, shape, dtype, words)
-    words = "the lse that return_lse=True returns, (..., n_heads, n_q)"
-    lse = like_forward("lse", lse, rows, compute, words)
+    axes = (*batch_words(query.ndim - 3), *("n_heads",) * (query.ndim > 2), "n_q")
+    of_output = (*axes[:-2], *(axes[-2:][::-1] if bshd else axes[-2:]), "d_v")
+    like_output = (shape, dtype, f"the output, {in_words(of_output)}", of_output)
+    like_lse = (rows, compute, f"the lse that return_lse=True returns, {in_words(axes)}", axes)
+    grad_output = like_forward("grad_output", grad_output, *like_output)
+    output = like_forward("output", output, *like_output)
+    lse = like_forward("lse", lse, *like_lse)
     _check_lse(lse, output.swapaxes(-2, -3) if bshd else output)
     if grad_weights is not None:
-        grad_weights = like_forward(
-            "grad_weights", grad_weights, (*rows, n_kv), dtype, "the weights, (..., n_q, n_kv)"
-        )
+        axes = (*axes, "n_kv")
+        words = f"the weights, {in_words(axes)}"
+        grad_weights = like_forward("grad_weights", grad_weights, (*rows, n_kv), dtype, words, axes)
     if grad_lse is not None:
-        grad_lse = like_forward("grad_lse", grad_lse, rows, compute, words)
+        grad_lse = like_forward("grad_lse", grad_lse, *like_lse)
 
     # All is checked: now copies of what the core cannot read, and room for what it adds to.
     inputs = dict(zip(names, tensors, strict=True)) | {
@@ -115,13 +118,14 @@ def _sizes(forward: Any, rank: int) -> tuple[bool, int, Shape]:
     return bshd, key.shape[-3 if bshd else -2], rows if rank > 2 else rows[1:]
 
 
-def like_forward(name: str, value: Any, shape: Shape, dtype: np.dtype, what: str) -> np.ndarray:
+def like_forward(
+    name: str, value: Any, shape: Shape, dtype: np.dtype, what: str, axes: Words
+) -> np.ndarray:
     """An array of the shape and dtype that the forward returned, or would have."""
     if value is None:
         raise TypeError(f"{name}: got None, expected an array of shape {shape}, that of {what}")
     array = as_floats(name, value)
     if array.shape != shape:
-        axes = tuple(f"axis {i}" for i in range(len(shape)))
         raise wrong_shape(
             f"{name}: shape {array.shape}, expected {shape}, that of {what}",
             name, array.shape, {axes: shape}, "pass the one that belongs to these arguments",

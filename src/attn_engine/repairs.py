@@ -7,7 +7,7 @@ first. Where none is found the sizes contradict each other, and the error says w
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -122,7 +122,8 @@ class _Repair(NamedTuple):
     @property
     def is_exchange(self) -> bool:
         """Whether two tensors take each other's place."""
-        return len(self.code) == 2 and list(self.code) == list(self.code.values())[::-1]
+        codes = [code.removesuffix(".T") for code in self.code.values()]
+        return len(codes) == 2 and list(self.code) == codes[::-1]
 
     @property
     def adds_copies(self) -> bool:
@@ -134,7 +135,7 @@ class _Repair(NamedTuple):
         """In one line."""
         steps = list(self.code.values())
         if self.is_exchange:
-            return f"exchange {' and '.join(self.code)}"
+            return f"exchange {' and '.join(steps[::-1])}"
         fix = f"use {', '.join(steps[:-1])}{' and ' * (len(steps) > 1)}{steps[-1]}" if steps else ""
         return " and ".join(filter(None, (fix, self.form.advice)))
 
@@ -174,12 +175,14 @@ def _exchanges(call: Call) -> Iterator[_Repair]:
     """Repairs in which two tensors take each other's place."""
     there = [pair for pair in call.exchanges if call.shapes.keys() >= set(pair)]
     for form in call.forms:
-        for unusual, (a, b) in enumerate(there):
-            shapes = {**call.shapes, a: call.shapes[b], b: call.shapes[a]}
+        for (unusual, (a, b)), turn in product(enumerate(there), ("", ".T")):
+            step = -1 if turn else 1
+            shapes = {**call.shapes, a: call.shapes[b][::step], b: call.shapes[a][::step]}
             sizes = form.with_tensors(shapes, call.sizes)
-            if sizes is not None:
+            if sizes is not None and (not turn or len(shapes[a]) == len(shapes[b]) == 2):
                 cost = 2.5 + unusual / 2 + form.cost + form.against(call.beside, sizes)
-                yield _Repair(cost, form, {a: b, b: a}, shapes, {a: form.axes[b]})
+                code = {a: b + turn, b: a + turn}
+                yield _Repair(cost + 2 * bool(turn), form, code, shapes, {a: form.axes[b][::step]})
 
 
 def _changing(call: Call, form: Form, changed: tuple[str, ...], limit: float) -> Iterator[_Repair]:
@@ -235,8 +238,7 @@ def _steps(
 def _repaired(call: Call, found: list[_Repair]) -> ShapeError:
     """The error with its repairs."""
     best = found[0]
-    names = [name for name in call.shapes if name in best.code]
-    if names:
+    if names := [name for name in call.shapes if name in best.code]:
         tensor, right = names[0], best.shapes[names[0]]
         what = _difference(call, best.form, tensor, right, set(names))
     else:
@@ -251,8 +253,8 @@ def _repaired(call: Call, found: list[_Repair]) -> ShapeError:
     fixes = [f"{r.fix} if {c}" if c else r.fix for r, c in zip(found, conditions, strict=True)]
     if is_guess:
         return ShapeError(other.args[0], ", or ".join([other.fix, *fixes]), *other.args[2:])
-    changes_all = best.is_exchange or len(best.code) == len(call.shapes)
-    if changes_all and other is not None and other.fix.startswith("project one"):
+    is_bold = best.is_exchange or len(best.code) == len(call.shapes)
+    if is_bold and other and other.fix.startswith("project one"):
         fixes.append(other.fix)  # the size of one tensor may as well be wrong
     changes = {name: best.shapes[name] for name in names} | dict(best.form.options)
     axes = in_words(best.form.axes[tensor])
@@ -384,7 +386,8 @@ def _advice(call: Call, form: Form, tensor: str, right: Shape, changed: set[str]
     if is_batch(word):
         return _NO_BROADCAST
     if is_heads(word):
-        return "n_heads must be n_kv_heads, or a multiple of it with enable_gqa=True"
+        of_query = "n_heads must be n_kv_heads, or a multiple of it with enable_gqa=True"
+        return "key and value have the same heads" if tensor == "value" else of_query
     if not word.startswith("d") or len(shape) == 1:
         return f"make it {right} {in_words(words)}"
     if tensor not in call.parameters:

@@ -10,7 +10,7 @@ from .misfits import wrong_shape
 from .options import check_flag, check_integer, check_range
 from .outputs import check_out
 from .repairs import Call, Form
-from .shapes import Shape, ShapeError, batch_words
+from .shapes import Shape, ShapeError, batch_words, named_axes
 
 
 def rotary_embedding(
@@ -168,12 +168,25 @@ def _check_rows(tables: dict[str, Shape], shape: Shape, half: int) -> None:
         return
     if error := _wrong_x(shape, tables["cos"]) or call.repaired():
         raise error
-    narrow = "a longer table needs position_ids, a narrower one rotary_dim"
     if tables["cos"][-1:] == (2 * half,):
-        narrow = f"of pairs use cos[..., :{half}] if its halves are alike, else cos[..., ::2]"
+        raise _full_width(tables, half)
+    narrow = "a longer table needs position_ids, a narrower one rotary_dim"
     sizes = dict(zip(x, shape, strict=True)) | columns
     advice = dict.fromkeys(words, narrow)
     raise call._replace(shapes=tables, sizes=sizes, advice=advice).error()
+
+
+def _full_width(tables: dict[str, Shape], half: int) -> ShapeError:
+    """The error about tables that have a column for each of x."""
+    table = tables["cos"]
+    is_one = len(table) == 3 and table[0] == 1
+    right, index = (*table[is_one:-1], half), "0, :" if is_one else "..."
+    return ShapeError(
+        f"cos: shape {table}, expected {right}, a column for each pair of x",
+        f"of pairs use cos[{index}, :{half}] if its halves are alike, else cos[{index}, ::2]",
+        "cos", table, right, named_axes(("n", "rotary_dim / 2"), len(right)),
+        {name: right for name, other in tables.items() if other == table},
+    )  # fmt: skip
 
 
 def _wrong_x(shape: Shape, table: Shape) -> ShapeError | None:

@@ -42,7 +42,7 @@ def check_shapes(
     forms = [
         _form(rank, bshd != other, _options(bshd, enable_gqa, other, gqa), gqa)
         for other in (False, True)
-        for gqa in (False, True)
+        for gqa in (enable_gqa, not enable_gqa)
         for rank in ranks
         if rank > 2 or not (gqa or other)
     ]
@@ -150,8 +150,31 @@ def check_projections(shapes: Mapping[str, Shape], n_heads: int, n_kv_heads: int
     if error := call.repaired():
         raise error
     if call.without_rules().fits():
+        _check_fewer_heads(shapes, n_heads)
         _check_columns(shapes, (n_heads, n_kv_heads, n_kv_heads))
     raise call.error()
+
+
+def _check_fewer_heads(shapes: Mapping[str, Shape], n_heads: int) -> None:
+    """ShapeError if keys and values may be of fewer heads, or W_q hold all three matrices."""
+    axes = in_words(("d_model", _COLUMNS["W_k"]))
+    of_query, of_keys, of_values = (shapes[name][1] for name in _COLUMNS)
+    d_qk = of_query // n_heads
+    fewer = of_keys // d_qk if d_qk and of_query % n_heads == 0 == of_keys % d_qk else 0
+    if fewer and n_heads % fewer == 0 == of_values % fewer:
+        raise ShapeError(
+            f"W_k: {of_keys} columns are those of {fewer} heads of d_qk {d_qk}, which W_q "
+            f"{shapes['W_q']} has with num_heads={n_heads}",
+            f"pass num_kv_heads={fewer}",
+            "W_k", shapes["W_k"], shapes["W_k"], axes, {"num_kv_heads": fewer},
+        )  # fmt: skip
+    if of_query == 2 * of_keys + of_values:
+        raise ShapeError(
+            f"W_q: {of_query} columns are those of W_q, W_k {shapes['W_k']} and W_v "
+            f"{shapes['W_v']} together",
+            f"split it, e.g. np.split(W_q, {[of_keys, 2 * of_keys]}, axis=1)",
+            "W_q", shapes["W_q"], shapes["W_k"], in_words(("d_model", _COLUMNS["W_q"])),
+        )  # fmt: skip
 
 
 def _check_columns(shapes: Mapping[str, Shape], heads: tuple[int, int, int]) -> None:
