@@ -219,6 +219,8 @@ BROKEN = broken_shapes_classic.BROKEN | {
         (BATCH_FIRST | {"key": Alike((2, 5, 12)), "value": Alike((2, 5, 12))},
             {"key": "key[:1]", "value": "value[:1]"}, "key",
             "use np.repeat(key, 2, axis=0) and np.repeat(value, 2, axis=0) if"),
+        (SQUARE | {"query": (5, 2, 12), "key_padding_mask": (2, 5)},
+            {"query": "query.swapaxes(0, 1)"}, "query", "use query.swapaxes(0, 1)"),
         ({"key_padding_mask": (2, 7)}, {"key_padding_mask": "key_padding_mask.T"},
             "key_padding_mask", "use key_padding_mask.T"),
         ({"key_padding_mask": (2, 7)}, {"key_padding_mask": "key_padding_mask[:, None, None]"},

@@ -140,13 +140,11 @@ def check_slopes(slopes: Any, batch: Shape, n_heads: int, compute: np.dtype) -> 
         return None
     slopes = as_floats("alibi_slopes", slopes)
     if slopes.shape not in ((n_heads,), (*batch, n_heads)):
-        _check_heads("alibi_slopes", slopes.shape, n_heads)
+        what = f"alibi_slopes: shape {slopes.shape}, expected ({n_heads},), a slope for each query head"
+        what += f", or {(*batch, n_heads)}" if batch else ""
+        _check_heads(what, "alibi_slopes", slopes.shape, n_heads)
         right = {(*batch_words(len(batch)), "n_heads"): (*batch, n_heads), ("n_heads",): (n_heads,)}
-        raise wrong_shape(
-            f"alibi_slopes: shape {slopes.shape}, expected ({n_heads},), a slope for each query head"
-            + (f", or {(*batch, n_heads)}" if batch else ""),
-            "alibi_slopes", slopes.shape, right, "pass as many as heads",
-        )  # fmt: skip
+        raise wrong_shape(what, "alibi_slopes", slopes.shape, right, "pass as many as heads")
     with np.errstate(invalid="ignore"):
         where, place = _first(~(abs(slopes) <= _STEEPEST))
     if where is not None:
@@ -161,8 +159,8 @@ def check_sinks(sinks: Any, n_heads: int, compute: np.dtype) -> np.ndarray | Non
         return None
     sinks = as_floats("sinks", sinks)
     if sinks.shape != (n_heads,):
-        _check_heads("sinks", sinks.shape, n_heads)
         what = f"sinks: shape {sinks.shape}, expected ({n_heads},), a logit for each query head"
+        _check_heads(what, "sinks", sinks.shape, n_heads)
         right = {("n_heads",): (n_heads,)}
         raise wrong_shape(what, "sinks", sinks.shape, right, "pass as many as heads")
     with np.errstate(invalid="ignore"):
@@ -175,11 +173,11 @@ def check_sinks(sinks: Any, n_heads: int, compute: np.dtype) -> np.ndarray | Non
     return np.where(sinks == -inf, -inf, np.clip(wide, -limit, limit)).astype(compute)
 
 
-def _check_heads(name: str, shape: Shape, n_heads: int) -> None:
+def _check_heads(what: str, name: str, shape: Shape, n_heads: int) -> None:
     """ShapeError if these may be numbers of key heads, which groups of query heads share."""
     if len(shape) == 1 and shape[0] > 1 and n_heads % shape[0] == 0:
         raise ShapeError(
-            f"{name}: shape {shape}, expected ({n_heads},), one for each query head",
+            what,
             f"use np.repeat({name}, {n_heads // shape[0]}) if they are of the n_kv_heads",
             name, shape, (n_heads,), "(n_heads,)",
             code={name: f"np.repeat({name}, {n_heads // shape[0]})"},

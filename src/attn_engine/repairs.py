@@ -1,73 +1,22 @@
 """What to change where shapes do not fit: candidates are made, tried, and ranked by what axes mean.
 
-A form says which axes each tensor of a call has; axes with one word have one size. A repair is kept
-only if all shapes fit after it, and those that change fewest tensors in the likeliest ways come
-first. Where none is found the sizes contradict each other, and the error says where.
+A repair is kept only if all shapes fit after it, and those that change fewest tensors in the
+likeliest ways come first. Where none is found the sizes contradict each other, and the error says
+where.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, product
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
-
+from .forms import Form, Sizes, no_rule
 from .routes import Route, Words, is_batch, is_heads, routes, sharing
 from .shapes import Shape, ShapeError, in_words
 
-Sizes = dict[str, int]
 _MOST = 6.0  # what costs more is a guess
 _AS_LIKELY = 0.5  # how much more another repair may cost that is told too
 _NO_BROADCAST = "take the entries that belong together, nothing is broadcast"
-
-
-def shapes_of(arrays: Mapping[str, Any]) -> dict[str, Shape]:
-    """Shapes of what is given."""
-    return {name: np.shape(array) for name, array in arrays.items() if array is not None}
-
-
-def _no_rule(sizes: Sizes) -> Sizes:
-    """Equal words have equal sizes, and that is all."""
-    return sizes
-
-
-class Form(NamedTuple):
-    """Axes of the tensors of a call, by their words; those that are missing are not looked at."""
-
-    axes: Mapping[str, Words]
-    same: Mapping[str, str] = {}  # words of which the first has the size of the second
-    options: Mapping[str, Any] = {}  # what must be passed for it, if it is not the caller's own
-    advice: str = ""  # how to pass that
-    cost: float = 0
-    rule: Callable[[Sizes], Sizes | None] = _no_rule  # more sizes, None if they clash
-    beside: Mapping[str, Sequence[Words]] = {}  # axes that masks, lengths and the like may have
-
-    def size_of(self, word: str, sizes: Sizes) -> int | None:
-        """The size of an axis, if it is known."""
-        return sizes.get(self.same.get(word, word))
-
-    def with_tensors(self, shapes: Mapping[str, Shape], sizes: Mapping[str, int]) -> Sizes | None:
-        """The sizes known with more tensors; None if they do not go with these or each other."""
-        known = dict(sizes)
-        for name, shape in shapes.items():
-            words = self.axes[name]
-            if len(words) != len(shape):
-                return None
-            for word, n in zip(words, shape, strict=True):
-                if known.setdefault(self.same.get(word, word), n) != n:
-                    return None
-        return self.rule(known)
-
-    def against(self, beside: Mapping[str, Shape], sizes: Sizes | None) -> float:
-        """What it costs that masks and lengths do not fit: their error would come next."""
-        return 2.0 * sum(
-            not any(
-                len(words) == len(shape)
-                and all(n in (1, self.size_of(w, sizes or {})) for w, n in zip(words, shape, strict=True))
-                for words in self.beside[name]
-            )
-            for name, shape in beside.items()
-        )  # fmt: skip
 
 
 class Call(NamedTuple):
@@ -98,7 +47,7 @@ class Call(NamedTuple):
 
     def without_rules(self) -> "Call":
         """The same where only equal words must have equal sizes."""
-        return self._replace(forms=[form._replace(rule=_no_rule) for form in self.forms])
+        return self._replace(forms=[form._replace(rule=no_rule) for form in self.forms])
 
     def repaired(self) -> ShapeError | None:
         """The error about shapes that fit after a change of axes or options, if there is one."""
@@ -134,9 +83,9 @@ class _Repair(NamedTuple):
     def fix(self) -> str:
         """In one line."""
         steps = list(self.code.values())
-        if self.is_exchange:
-            return f"exchange {' and '.join(steps[::-1])}"
         fix = f"use {', '.join(steps[:-1])}{' and ' * (len(steps) > 1)}{steps[-1]}" if steps else ""
+        if self.is_exchange:
+            fix = f"exchange {' and '.join(steps[::-1])}"
         return " and ".join(filter(None, (fix, self.form.advice)))
 
     @property
@@ -210,7 +159,8 @@ def _doubt(call: Call, form: Form, steps: dict[str, Route]) -> float:
         "reshape" not in route.code and route.reading[-1:] != form.axes[name][-1:]
         for name, route in steps.items()
     )
-    return 4 if turned and not call.sizes and len(steps) < 3 else 1.5
+    columns_first = all(route.code.endswith(".swapaxes(-1, -2)") for route in steps.values())
+    return 4 if turned and not call.sizes and not (columns_first and len(steps) > 2) else 1.5
 
 
 def _steps(

@@ -6,10 +6,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from .arrays import as_floats, as_integers, compute_type, native
+from .forms import Form
 from .misfits import wrong_shape
 from .options import check_flag, check_integer, check_range
 from .outputs import check_out
-from .repairs import Call, Form
+from .repairs import Call
 from .shapes import Shape, ShapeError, batch_words, named_axes
 
 

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from .repairs import Call, Form, Sizes, shapes_of
+from .forms import Form, Sizes, shapes_of
+from .repairs import Call
 from .routes import Words
 from .shapes import Axes, Shape, ShapeError, axes_of, batch_words, fit, in_words
 
@@ -200,6 +201,10 @@ def _layer(batch_first: bool) -> tuple[Form, ...]:
         lengths = zip(("query", "key", "value"), ("n_q", "n_kv", "n_kv"), _FEATURES, strict=True)
         return Form(
             {name: (*(n if w == "n" else w for w in leading), d) for name, n, d in lengths},
+            beside={
+                "key_padding_mask": [(*("batch",) * (len(leading) > 1), "n_kv")],
+                "attn_mask": [("n_q", "n_kv"), ("batch * num_heads", "n_q", "n_kv")],
+            },
             **options,
         )
 
@@ -212,12 +217,18 @@ def _layer(batch_first: bool) -> tuple[Form, ...]:
 
 
 def check_layer(
-    shapes: Mapping[str, Shape], features: tuple[int, int, int], batch_first: bool
+    shapes: Mapping[str, Shape],
+    features: tuple[int, int, int],
+    batch_first: bool,
+    beside: Mapping[str, Any],
 ) -> None:
-    """ShapeError unless all fits a layer of (embed_dim, kdim, vdim)."""
+    """ShapeError unless all fits a layer of (embed_dim, kdim, vdim).
+
+    Masks `beside` them only say which of several fixes is meant.
+    """
     forms, sizes = _layer(batch_first), dict(zip(_FEATURES, features, strict=True))
     if len(shapes["query"]) == 2:
         forms = (forms[1], forms[0], forms[2])
     call = Call(shapes, forms, sizes, "the layer", advice=_OF_LAYERS)
     if not call.fits():
-        raise call.error()
+        raise call._replace(beside=shapes_of(beside)).error()

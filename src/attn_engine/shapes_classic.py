@@ -9,7 +9,8 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from .repairs import Call, Form, Sizes, shapes_of
+from .forms import Form, Sizes, shapes_of
+from .repairs import Call
 from .routes import Words
 from .shapes import Shape, ShapeError
 

@@ -149,9 +149,16 @@ def multihead(**arguments: Any) -> Results:
     layer = _Layer(**makes)
     features = (layer.embed_dim, layer.kdim, layer.vdim)
     tensors = (call[name] for name in ("query", "key", "value"))
-    inputs = check_inputs(*tensors, layer.dtype, features, layer.batch_first)
-    masks = (call.get("key_padding_mask"), call.get("attn_mask"), call.get("is_causal", False))
-    engine_masks(*masks, inputs, layer.num_heads, 0, compute_type(layer.dtype))
+    masks = {name: call.get(name) for name in ("key_padding_mask", "attn_mask")}
+    inputs = check_inputs(*tensors, layer.dtype, features, layer.batch_first, **masks)
+    engine_masks(
+        *masks.values(),
+        call.get("is_causal", False),
+        inputs,
+        layer.num_heads,
+        0,
+        compute_type(layer.dtype),
+    )
     batch, n_q, n_kv = inputs.scores
     if not inputs.batched:
         return {
