@@ -3,7 +3,8 @@
 from inspect import signature
 
 import numpy as np
-from broken_shapes import RIGHT, Alike
+from broken_shapes import RIGHT
+from broken_shapes_classic import Alike
 
 from attn_engine import KVCache, MultiheadAttention, ProjectedKeys
 from attn_engine.doctor.arguments import FLOATS, INTEGERS, MASKS, SEVERAL

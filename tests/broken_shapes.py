@@ -1,5 +1,8 @@
 """Broken calls, how they were broken, and what is right about them, worked out by hand."""
 
+import broken_shapes_classic
+from broken_shapes_classic import Alike
+
 # Right calls, all sizes different: batch 2, T_dec 3, T_enc 7, d_s 5, d_h 6, d_attn 8, d_v 4.
 RIGHT = {
     "additive": {
@@ -44,13 +47,6 @@ RIGHT = {
 }  # fmt: skip
 
 
-class Alike(tuple):
-    """A shape of arrays whose first axis has one entry several times."""
-
-    __slots__ = ()
-
-
-STEP = {"query": (2, 5)}  # one decoder step
 BATCH_FIRST = {"batch_first": True, "query": (2, 5, 12), "key": (2, 7, 12), "value": (2, 7, 12)}
 GQA = {"key": (2, 2, 12, 16), "value": (2, 2, 12, 6), "enable_gqa": True}
 BSHD = {"query": (2, 10, 8, 16), "key": (2, 12, 8, 16), "value": (2, 12, 8, 6), "layout": "bshd"}
@@ -60,107 +56,7 @@ EIGHT = {"embed_dim": 24, "num_heads": 8} | {n: (5, 2, 24) for n in ("query", "k
 # What is different in the right call (a shape, with an expression in an array of it, or an option), how
 # that was broken, the tensor to change, and the fix. A fix that begins otherwise than with "use",
 # "pass", "exchange" or "build" is none: the sizes contradict each other.
-BROKEN = {
-    "additive": [
-        # axes in another order
-        ({}, {"keys": "keys.swapaxes(0, 1)"}, "keys", "use keys.swapaxes(0, 1)"),
-        ({}, {"query": "query.swapaxes(0, 1)"}, "query", "use query.swapaxes(0, 1)"),
-        ({}, {"query": "query.swapaxes(1, 2)"}, "query", "use query.swapaxes(-1, -2)"),
-        ({}, {"keys": "keys.swapaxes(1, 2)"}, "keys", "use keys.swapaxes(-1, -2)"),
-        ({"values": (2, 7, 4)}, {"keys": "keys.swapaxes(1, 2)"}, "keys", "use keys.swapaxes(-1, -2)"),
-        ({"values": (2, 7, 4)}, {n: f"{n}.swapaxes(0, 1)" for n in ("keys", "values")}, "keys",
-            "use keys.swapaxes(0, 1) and values.swapaxes(0, 1)"),
-        ({"values": (2, 7, 4)}, {"values": "values.swapaxes(1, 2)"}, "values",
-            "use values.swapaxes(-1, -2)"),
-        ({"values": (2, 7, 4)}, {"values": "values.swapaxes(0, 1)"}, "values",
-            "use values.swapaxes(0, 1)"),
-        ({}, {n: f"{n}.swapaxes(0, 1)" for n in ("query", "keys")}, "query",
-            "use query.swapaxes(0, 1) and keys.swapaxes(0, 1)"),
-        ({"query": (2, 1, 5)}, {"query": "query.swapaxes(0, 1)"}, "query", "use query.swapaxes(0, 1)"),
-        (STEP, {"query": "query.T"}, "query", "use query.T"),
-        ({}, {"W_a": "W_a.T"}, "W_a", "use W_a.T"),
-        ({}, {"U_a": "U_a.T"}, "U_a", "use U_a.T"),
-        ({}, {"W_a": "W_a.T", "U_a": "U_a.T"}, "W_a", "use W_a.T and U_a.T"),
-        ({}, {"W_a": "U_a", "U_a": "W_a"}, "W_a", "exchange W_a and U_a"),
-        # axes too many, or too few
-        ({}, {"query": "query[..., None]"}, "query", "use query.reshape(2, 3, 5)"),
-        ({}, {"query": "query[None]"}, "query", "use query.reshape(2, 3, 5)"),
-        ({}, {"U_a": "U_a[None]"}, "U_a", "use U_a.reshape(8, 6)"),
-        ({}, {"v_a": "v_a[None]"}, "v_a", "use v_a.reshape(8,)"),
-        ({}, {"v_a": "v_a[:, None]"}, "v_a", "use v_a.reshape(8,)"),
-        ({}, {"keys": "keys.reshape(2, 7, 2, 3)"}, "keys", "use keys.reshape(2, 7, 6)"),
-        ({"query": Alike((2, 3, 5))}, {"query": "query[0]"}, "query",
-            "use np.repeat(query[None], 2, axis=0) if query is for every batch entry"),
-        ({"query": Alike((2, 3, 5))}, {"query": "query[:1]"}, "query",
-            "use np.repeat(query, 2, axis=0) if query is for every batch entry"),
-        ({"query": Alike((2, 5))}, {"query": "query[0]"}, "query",
-            "use np.repeat(query[None], 2, axis=0) if query is for every batch entry"),
-        ({"keys": Alike((2, 7, 6))}, {"keys": "keys[:1]"}, "keys", "use np.repeat(keys, 2, axis=0) if"),
-        ({"keys": Alike((2, 7, 6))}, {"keys": "keys[0]"}, "keys", "use np.repeat(keys[None], 2, axis=0) if"),
-        ({"values": Alike((2, 7, 4))}, {"values": "values[0]"}, "values",
-            "use np.repeat(values[None], 2, axis=0) if values are for every batch entry"),
-        # masks, lengths and other additions
-        ({"mask": Alike((2, 3, 7))}, {"mask": "mask[0]"}, "mask",
-            "use np.repeat(mask[None], 2, axis=0) if mask is for every batch entry"),
-        ({"mask": Alike((2, 3, 7))}, {"mask": "mask[:1]"}, "mask",
-            "use np.repeat(mask, 2, axis=0) if mask is for every batch entry"),
-        ({"mask": (2, 3, 7)}, {"mask": "mask.swapaxes(1, 2)"}, "mask", "use mask.swapaxes(-1, -2)"),
-        ({"mask": (2, 7)}, {"mask": "mask.T"}, "mask", "use mask.T"),
-        ({"mask": (2, 7)}, {"mask": "mask[:, None]"}, "mask", "use mask.reshape(2, 7)"),
-        ({"mask": (2, 7)}, {"mask": "mask[:, None, None]"}, "mask", "use mask.reshape(2, 7)"),
-        ({"mask": (7,)}, {"mask": "mask[None]"}, "mask", "use mask.reshape(7,)"),
-        ({"mask": (7,)}, {"mask": "mask[None, None]"}, "mask", "use mask.reshape(7,)"),
-        ({"mask": (7,)}, {"mask": "mask[:, None]"}, "mask", "use mask.reshape(7,)"),
-        ({"mask": (2, 3, 7)}, {"mask": "mask[..., :4]"}, "mask", "mark every key for every query"),
-        ({"key_lengths": (2,)}, {"key_lengths": "key_lengths[:, None]"}, "key_lengths",
-            "use key_lengths.reshape(2,)"),
-        ({"key_lengths": Alike((2,))}, {"key_lengths": "key_lengths[0]"},
-            "key_lengths", "use np.full(2, key_lengths)"),
-        ({"bias": (8,)}, {"bias": "bias[:, None]"}, "bias", "use bias.reshape(8,)"),
-        (STEP | {"location": (2, 7, 8)}, {"location": "location.swapaxes(0, 1)"}, "location",
-            "use location.swapaxes(0, 1)"),
-        # sizes that contradict each other
-        ({}, {"W_a": "W_a[:, :4]"}, "W_a",
-            "make it (8, 5), or bring query to d_s 4, e.g. query @ P with P (5, 4)"),
-        ({}, {"U_a": "U_a[:, :5]"}, "U_a",
-            "make it (8, 6), or bring keys to d_h 5, e.g. keys @ P with P (6, 5)"),
-        ({}, {"W_a": "W_a[:7]"}, "W_a", "project all to one d_attn, W_a to (8, 5)"),
-        ({}, {"U_a": "U_a[:7]"}, "U_a", "project all to one d_attn, U_a to (8, 6)"),
-        ({}, {"v_a": "v_a[:7]"}, "v_a", "project all to one d_attn, v_a to (8,)"),
-        ({}, {"U_a": "U_a[0]"}, "U_a", "make it (8, 6), (d_attn, d_h)"),
-        ({"query": (2, 3, 8), "W_a": None}, {"query": "query[..., :5]"}, "query",
-            "project all to one d_attn, query to (2, 3, 8)"),
-        ({}, {"keys": "np.concatenate([keys, keys])"}, "keys",
-            "take the entries that belong together, nothing is broadcast"),
-        ({"values": (2, 7, 4)}, {"values": "values[:, :5]"}, "values", "give every key one value"),
-        ({}, {"keys": "keys[0, 0]"}, "keys", "make it (2, T_enc, 6), (batch, T_enc, d_h)"),
-        (STEP | {"location": (2, 7, 8)}, {"query": "np.repeat(query[:, None], 3, axis=1)"}, "query",
-            "call once for each"),
-        ({"out": (2, 3, 6)}, {"out": "out[..., :5]"}, "out", "pass np.empty((2, 3, 6), 'float32')"),
-    ],
-    "dot": [
-        ({}, {"query": "query.swapaxes(1, 2)"}, "query", "use query.swapaxes(-1, -2)"),
-        ({}, {"keys": "keys.swapaxes(1, 2)"}, "keys", "use keys.swapaxes(-1, -2)"),
-        ({"query": (2, 6)}, {"keys": "keys.swapaxes(0, 1)"}, "keys", "use keys.swapaxes(0, 1)"),
-        ({}, {n: f"{n}.swapaxes(0, 1)" for n in ("query", "keys")}, "query",
-            "use query.swapaxes(0, 1) and keys.swapaxes(0, 1)"),
-        ({}, {"query": "query[..., :5]"}, "query",
-            "use general_attention with a matrix W of shape (5, 6)"),
-    ],
-    "general": [
-        ({}, {"query": "query.swapaxes(1, 2)"}, "query", "use query.swapaxes(-1, -2)"),
-        ({}, {"W": "W.T"}, "W", "use W.T"),
-        ({}, {"W": "W[None]"}, "W", "use W.reshape(5, 6)"),
-        ({}, {"W": "W[:, :4]"}, "W",
-            "make it (5, 6), or bring keys to d_h 4, e.g. keys @ P with P (6, 4)"),
-        ({}, {"keys": "keys.swapaxes(1, 2)"}, "keys", "use keys.swapaxes(-1, -2)"),
-    ],
-    "concat": [
-        ({}, {"keys": "keys.swapaxes(1, 2)"}, "keys", "use keys.swapaxes(-1, -2)"),
-        ({}, {"W_c": "W_c.T"}, "W_c", "use W_c.T"),
-        ({}, {"W_c": "W_c[:, :6]"}, "W_c", "it is np.hstack([W_a, U_a])"),
-        ({}, {"v": "v[None]"}, "v", "use v.reshape(8,)"),
-    ],
+BROKEN = broken_shapes_classic.BROKEN | {
     "sdpa": [
         # axes in another order, heads together or apart
         ({}, {"value": "value.swapaxes(0, 1)"}, "value", "use value.swapaxes(0, 1)"),
@@ -182,6 +78,9 @@ BROKEN = {
             "use query.transpose(1, 2, 0, 3), key.transpose(1, 2, 0, 3) and value.transpose(1, 2, 0,"),
         ({"query": (2, 8, 1, 16)}, {"query": "query.reshape(2, 128)"}, "query",
             "use query.reshape(2, 8, 1, 16)"),
+        ({}, {"key": "key[:, None]"}, "key", "use key.reshape(2, 8, 12, 16)"),
+        ({}, {n: f"{n}.swapaxes(2, 3)" for n in ("query", "key", "value")}, "query",
+            "use query.swapaxes(-1, -2), key.swapaxes(-1, -2) and value.swapaxes(-1, -2)"),
         # one decode step, one head, one entry
         ({"query": (2, 8, 1, 16)}, {"query": "query[:, :, 0]"}, "query", "use query[:, :, None]"),
         ({"query": (8, 8, 1, 16), "key": (8, 8, 12, 16), "value": (8, 8, 12, 6)},
@@ -228,6 +127,12 @@ BROKEN = {
         ({"attn_mask": (10, 12)}, {"attn_mask": "attn_mask.T"}, "attn_mask", "use attn_mask.T"),
         ({"attn_mask": (2, 8, 10, 12)}, {"attn_mask": "attn_mask[None]"}, "attn_mask",
             "use attn_mask.reshape(2, 8, 10, 12)"),
+        ({"attn_mask": (10, 1)}, {"attn_mask": "attn_mask[:, 0]"}, "attn_mask",
+            "use attn_mask[:, None] if it is (n_q,)"),
+        ({"attn_mask": (2, 1, 10, 1)}, {"attn_mask": "attn_mask[:, 0, :, 0]"}, "attn_mask",
+            "use attn_mask[:, None, :, None] if it is (batch, n_q)"),
+        ({"attn_mask": (10, 12)}, {"attn_mask": "np.pad(attn_mask, ((0, 20), (0, 18)))"}, "attn_mask",
+            "use attn_mask[..., :10, :12] if its first rows and columns are those of these tokens"),
         ({"attn_mask": (10, 12)}, {"attn_mask": "attn_mask[:, :11]"}, "attn_mask",
             "pass one that broadcasts to (2, 8, 10, 12)"),
         ({"attn_mask": (2, 1, 1, 12)}, {"attn_mask": "attn_mask[:, 0, 0].T"}, "attn_mask",
@@ -236,6 +141,9 @@ BROKEN = {
             "key_lengths", "of a mask, 1 for what is real, lengths are key_lengths.sum(-1)"),
         ({"alibi_slopes": (8,)}, {"alibi_slopes": "alibi_slopes[:, None, None]"}, "alibi_slopes",
             "use alibi_slopes.reshape(8,)"),
+        (GQA | {"alibi_slopes": [(8,), "np.repeat(alibi_slopes[::4], 4)"]},
+            {"alibi_slopes": "alibi_slopes[::4]"}, "alibi_slopes",
+            "use np.repeat(alibi_slopes, 4) if they are of the n_kv_heads"),
         ({"sinks": (8,)}, {"sinks": "sinks[None]"}, "sinks", "use sinks.reshape(8,)"),
         ({"segment_ids": ((2, 10), (2, 12))}, {"segment_ids": "segment_ids[0], segment_ids[1].T"},
             "segment_ids[1]", "use segment_ids[1].T"),
@@ -248,6 +156,7 @@ BROKEN = {
             "n_heads must be n_kv_heads, or a multiple of it with enable_gqa=True"),
         ({}, {"key": "key[..., :9]"}, "key", "project one of them, e.g. key @ P with P (9, 16)"),
         ({}, {"value": "value[:, :, :11]"}, "value", "give every key one value"),
+        (GQA, {"value": "np.repeat(value, 4, axis=1)"}, "value", "key and value have the same heads"),
     ],
     "varlen": [
         ({}, {"query": "query[None]"}, "query", "use query.reshape(5, 4, 16)"),
@@ -275,10 +184,15 @@ BROKEN = {
         ({"x": (1, 12)}, {"x": "x[0]"}, "x", "use x[None]"),
         ({}, {"x": "np.concatenate([x, x[..., :3]], -1)"}, "x",
             "project it, e.g. x @ P with P (15, 12)"),
+        ({"num_heads": 4, "num_kv_heads": 2, "W_k": (12, 4)}, {"num_kv_heads": None}, "W_k",
+            "pass num_kv_heads=2"),
+        ({}, {"W_q": "np.hstack([W_q, W_k, W_v])"}, "W_q",
+            "split it, e.g. np.split(W_q, [8, 16], axis=1)"),
         ({}, {"W_q": "W_q[:, :7]"}, "W_q", "give it whole heads, or pass a num_heads that divides"),
         ({}, {"W_v": "W_v[:, :9]"}, "W_v", "give it whole heads, or pass a num_kv_heads that"),
         ({}, {"W_k": "W_k[:, :6]"}, "W_k", "W_k is (d_model, num_kv_heads * d_qk), 8 columns"),
         ({}, {"W_q": "W_q[:9]"}, "W_q", "make it (12, 8)"),
+        ({"num_heads": 1}, {"x": "x[..., :6]"}, "x", "project it, e.g. x @ P with P (6, 12)"),
     ],
     "multihead": [
         (BATCH_FIRST, {"batch_first": None}, "key", "build the layer with batch_first=True"),
@@ -287,6 +201,8 @@ BROKEN = {
             "use key.swapaxes(0, 1) and value.swapaxes(0, 1)"),
         ({}, {"key": "key.swapaxes(1, 2)"}, "key", "use key.swapaxes(-1, -2)"),
         ({}, {"value": "value[None]"}, "value", "use value.reshape(7, 2, 12)"),
+        (BATCH_FIRST, {n: f"{n}.reshape(14, 12)" for n in ("key", "value")}, "key",
+            "use key.reshape(2, 7, 12) and value.reshape(2, 7, 12) if key is (batch * n_kv, kdim)"),
         (BATCH_FIRST, {"query": "query.reshape(2, 5, 3, 4).swapaxes(1, 2)"}, "query",
             "use query.swapaxes(1, 2).reshape(2, 5, 12)"),
         ({}, {n: f"{n}.reshape(-1, 2, 3, 4)" for n in ("query", "key", "value")}, "query",
@@ -303,6 +219,8 @@ BROKEN = {
         (BATCH_FIRST | {"key": Alike((2, 5, 12)), "value": Alike((2, 5, 12))},
             {"key": "key[:1]", "value": "value[:1]"}, "key",
             "use np.repeat(key, 2, axis=0) and np.repeat(value, 2, axis=0) if"),
+        (SQUARE | {"query": (5, 2, 12), "key_padding_mask": (2, 5)},
+            {"query": "query.swapaxes(0, 1)"}, "query", "use query.swapaxes(0, 1)"),
         ({"key_padding_mask": (2, 7)}, {"key_padding_mask": "key_padding_mask.T"},
             "key_padding_mask", "use key_padding_mask.T"),
         ({"key_padding_mask": (2, 7)}, {"key_padding_mask": "key_padding_mask[:, None, None]"},
@@ -362,25 +280,36 @@ BROKEN = {
     "rotary": [
         ({}, {"cos": "cos.T", "sin": "sin.T"}, "cos", "use cos.T"),
         ({}, {"x": "x.swapaxes(1, 2)"}, "x", "use x.swapaxes(-2, -3)"),
+        ({}, {"x": "x.swapaxes(1, 2).reshape(2, 5, 24)"}, "x",
+            "use x.reshape(2, 5, 3, 8).swapaxes(1, 2)"),
+        ({"x": (2, 3, 1, 8), "cos": (1, 4), "sin": (1, 4)}, {"x": "x[:, :, 0]"}, "x", "use x[:, :, None]"),
         ({"position_ids": (5,)}, {"position_ids": "position_ids[:, None]"}, "position_ids",
             "use position_ids.reshape(5,)"),
         ({}, {"cos": "np.hstack([cos, cos])"}, "cos",
             "of pairs use cos[..., :4] if its halves are alike, else cos[..., ::2]"),
+        ({}, {n: f"np.hstack([{n}, {n}])[None]" for n in ("cos", "sin")}, "cos",
+            "of pairs use cos[0, :, :4] if its halves are alike, else cos[0, :, ::2]"),
     ],
     "merge": [
         ({}, {"lses": "[lses[0], lses[1][..., None]]"}, "lses[1]", "use lses[1].reshape(2, 3)"),
         ({"outputs": [(3, 2, 4), (3, 2, 4)], "layout": "bshd"}, {"layout": None}, "lses[0]",
             'pass layout="bshd" as in the calls'),
+        ({}, {"lses": "[each[..., None] for each in lses]"}, "lses[0]",
+            "use lses[0].reshape(2, 3) and lses[1].reshape(2, 3)"),
         ({}, {"outputs": "[outputs[0], outputs[1][:, :, :3]]"}, "outputs[1]",
             "all parts are of the same queries, heads and d_v"),
     ],
     "monotonic": [
         ({}, {"previous_alignment": "previous_alignment.T"}, "previous_alignment",
             "use previous_alignment.T"),
+        ({}, {"p_choose": "np.repeat(p_choose[:, None], 3, axis=1)"}, "p_choose",
+            "call once for each, with the alignment that the call before it returned"),
     ],
     "project_keys": [
         ({}, {"U_a": "U_a.T"}, "U_a", "use U_a.T"),
         ({}, {"keys": "keys.swapaxes(1, 2)"}, "keys", "use keys.swapaxes(-1, -2)"),
+        ({"keys": (2, 7, 3), "U_a": (8, 3)}, {"U_a": "np.hstack([U_a, U_a])"}, "U_a",
+            "make it (8, 3), or bring keys to d_h 6, e.g. keys @ P with P (3, 6)"),
     ],
     "sdpa_backward": [
         ({}, {"grad_output": "grad_output.swapaxes(1, 2)"}, "grad_output", "use grad_output.swapaxes"),

@@ -28,6 +28,7 @@ CHANGES = (
     "pass key_padding",
     "pass layout",
     "pass enable",
+    "pass num_kv_heads",
     "exchange ",
     "build the layer with b",
 )
@@ -107,7 +108,8 @@ def test_every_one_of_several_fixes_makes_the_call_run():
         _, broken = arguments_of(operation, right, breaks)
         error = diagnose(operation, **shapes_of(broken)).error
         fixes = error.fix.split(", or ")
-        for fix in fixes if len(fixes) > 1 and fixes[1].startswith("use ") else ():
+        are_uses = len(fixes) > 1 and all(fix.startswith("use ") for fix in fixes)
+        for fix in fixes if are_uses else ():
             mended = dict(broken)
             steps, _, _ = fix.removeprefix("use ").partition(" if ")
             for step in re.split(r" and |, (?=\w+\.)", steps):
@@ -116,7 +118,7 @@ def test_every_one_of_several_fixes_makes_the_call_run():
                 elif step.startswith("enable_gqa"):
                     mended["enable_gqa"] = True
                 else:
-                    name = re.search(r"\b(query|key|value|attn_mask)\b", step)[1]
+                    name = next(name for name in broken if re.search(rf"\b{name}\b", step))
                     mended[name] = eval(step, {"np": np} | broken)
             call(operation, mended)
             checked += 1

@@ -1,13 +1,17 @@
-"""Shape errors of the functions that `diagnose` does not know: the same fields, the right shape."""
+"""Fields of shape errors: of functions with single arrays, of backward passes; a test to paste."""
+
+import re
 
 import numpy as np
 import pytest
+from broken_shapes import RIGHT
 from messages import ones
 
 from attn_engine import (
     KVCache,
     ProjectedKeys,
     ShapeError,
+    diagnose,
     merge_attention,
     monotonic_attention,
     project_keys,
@@ -70,3 +74,27 @@ def test_error_says_tensor_shape_and_axes(name):
     assert (error.tensor, error.expected, error.axes) == (tensor, expected, axes)
     assert error.shape != expected and error.changes[tensor] == expected
     assert error.fix and str(error).endswith(f"; {error.fix}")
+
+
+def test_the_test_holds_for_right_arrays_whose_weights_sum_to_less_than_one():
+    rng = np.random.default_rng(0)
+    query, key = (rng.standard_normal((2, 4, n, 8)) for n in (5, 6))
+    lengths = {"query_lengths": [5, 3], "key_lengths": [0, 6]}
+    right = {"sinks": np.ones(4)} | lengths
+    test = diagnose("sdpa", query=query, key=key, value=key, **right).test
+    for name in right:
+        test, count = re.subn(rf"(?m)^    {name} = .*", f"    {name} = given[{name!r}]", test)
+        assert count == 1
+    exec(f"{test}\ntest_shapes_of_scaled_dot_product_attention()", {"given": right})  # noqa: S102
+
+
+def test_axes_of_a_backward_pass_have_names():
+    broken = {"dot_backward": {"weights": (2, 3, 8)}, "sdpa_backward": {"output": (2, 8, 10, 5)}}
+    axes = {
+        name: diagnose(name, **(RIGHT[name] | changes)).error.axes
+        for name, changes in broken.items()
+    }
+    assert axes == {
+        "dot_backward": "(batch, T_dec, T_enc)",
+        "sdpa_backward": "(batch, n_heads, n_q, d_v)",
+    }

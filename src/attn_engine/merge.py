@@ -119,11 +119,12 @@ def check_parts(outputs: Any, lses: Any, bshd: bool) -> tuple[list[np.ndarray], 
     for i, (output, lse) in enumerate(zip(outputs, lses, strict=True)):
         check_same_dtype(f"outputs[{i}]", output, "outputs[0]", first)
         if output.shape != first.shape:
-            raise wrong_shape(
+            error = wrong_shape(
                 f"outputs[{i}]: shape {output.shape} but outputs[0] has {first.shape}",
                 f"outputs[{i}]", output.shape, {(*axes, "d_v"): first.shape},
                 "all parts are of the same queries, heads and d_v",
             )  # fmt: skip
+            raise _for_all(error, outputs)
         if native(lse.dtype) != compute:
             raise TypeError(
                 f"lses[{i}]: dtype {lse.dtype}, expected {compute} beside outputs of {first.dtype}"
@@ -141,7 +142,19 @@ def check_parts(outputs: Any, lses: Any, bshd: bool) -> tuple[list[np.ndarray], 
                     {"layout": other},
                 )  # fmt: skip
             give = "give a number for each row of outputs"
-            raise wrong_shape(what, f"lses[{i}]", lse.shape, {turned: rows}, give)
+            raise _for_all(wrong_shape(what, f"lses[{i}]", lse.shape, {turned: rows}, give), lses)
     if bshd and first.ndim > 2:
         outputs = [np.swapaxes(output, -2, -3) for output in outputs]
     return outputs, [lse.astype(compute, copy=False) for lse in lses]
+
+
+def _for_all(error: ShapeError, parts: list[np.ndarray]) -> ShapeError:
+    """The error about a part, with the same fix for all others of its shape."""
+    name, _, _ = error.tensor.partition("[")
+    alike = [f"{name}[{i}]" for i, part in enumerate(parts) if part.shape == error.shape]
+    if len(alike) == 1 or not error.code:
+        return error
+    what, _, *rest = error.args
+    code = {part: error.code[error.tensor].replace(error.tensor, part) for part in alike}
+    fix = f"use {', '.join(list(code.values())[:-1])} and {code[alike[-1]]}"
+    return ShapeError(what, fix, *rest[:-2], dict.fromkeys(alike, error.expected), code)

@@ -64,8 +64,36 @@ def check_broadcast(name: str, shape: Shape, onto: str, target: Shape, axes: Wor
     if found:
         raise _by_routes(what, name, shape, found)
     expected = target[-len(shape) :]
+    if name.endswith("mask") and (error := _of_queries(what, name, shape, target, words)):
+        raise error
     advice = f"pass one that broadcasts to {target}"
     raise ShapeError(what, advice, name, shape, expected, named_axes(axes, len(expected)))
+
+
+def _of_queries(
+    what: str, name: str, shape: Shape, target: Shape, words: Words
+) -> ShapeError | None:
+    """The error about a mask of queries without an axis for keys, or of more tokens than there are."""
+    found = [
+        (route, words[-len(route.shape) :])
+        for route in (_placed(name, shape, words) if words and len(shape) < len(target) else ())
+        if route.shape[-1] == 1 and route.shape[-2] == target[-2] > 1
+        if _broadcasts(route.shape, target)
+    ]
+    if found:
+        route, axes = min(found, key=lambda each: each[0].cost)
+        fix, right = f"use {route.code} if it is {in_words(route.reading)}", route.shape
+        axes, code = in_words(axes), {name: route.code}
+        return ShapeError(what, fix, name, shape, right, axes, code=code)
+    rows, right = shape[-2:], target[-2:]
+    if len(rows) == 2 and all(n == 1 or n >= m for n, m in zip(rows, right, strict=True)):
+        code = f"{name}[..., :{right[0]}, :{right[1]}]"
+        fix = f"use {code} if its first rows and columns are those of these tokens"
+        cut = (*shape[:-2], *(min(n, m) for n, m in zip(rows, right, strict=True)))
+        if _broadcasts(cut, target):
+            axes = named_axes(words or ("n_q", "n_kv"), len(cut))
+            return ShapeError(what, fix, name, shape, cut, axes, code={name: code})
+    return None
 
 
 def _to_broadcast(name: str, shape: Shape, target: Shape, words: Words) -> list[Route]:

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 
 from .arrays import as_floats, check_same_dtype, compute_type, distinct, native
 from .misfits import wrong_shape
-from .shapes import ShapeError, batch_words
+from .shapes import ShapeError, batch_words, in_words
 
 
 def monotonic_attention(
@@ -86,6 +86,14 @@ def check_alignment(
     if p.ndim == 0:
         what = "p_choose: a single number, expected shape (..., T_enc)"
         raise ShapeError(what, "one for each key", "p_choose", (), (1,), "(T_enc,)")
+    if previous.shape == (*p.shape[:-2], *p.shape[-1:]) and p.ndim > 1:
+        steps, axes = p.shape[-2], (*batch_words(p.ndim - 2), "T_enc")
+        raise ShapeError(
+            f"p_choose: T_dec is {steps} (p_choose {p.shape}), but previous_alignment "
+            f"{previous.shape} is of one decoder step",
+            "call once for each, with the alignment that the call before it returned",
+            "p_choose", p.shape, previous.shape, in_words(axes),
+        )  # fmt: skip
     if previous.shape != p.shape:
         what = f"previous_alignment: shape {previous.shape}, expected that of p_choose, {p.shape}"
         right = {(*batch_words(p.ndim - 1), "T_enc"): p.shape}

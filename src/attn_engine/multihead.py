@@ -346,7 +346,8 @@ class MultiheadAttention(MultiheadParameters):
         is_causal = check_flag("is_causal", is_causal)
         self.check_parameters()
         features = (self.embed_dim, self.kdim, self.vdim)
-        inputs = check_inputs(*tensors, self.dtype, features, self.batch_first)
+        beside = {"key_padding_mask": padding, "attn_mask": mask}
+        inputs = check_inputs(*tensors, self.dtype, features, self.batch_first, **beside)
         added, compute = self.add_bias_kv + self.add_zero_attn, compute_type(self.dtype)
         options = engine_masks(
             padding, mask, is_causal, inputs, self.num_heads, added, compute, keep_bias

@@ -70,7 +70,9 @@ def multihead_backward(
     inputs, parameters = saved.inputs, saved.parameters
     dtype, compute = saved.layer.dtype, saved.context.dtype
     shape = inputs.query.shape if inputs.batched else inputs.query.shape[1:]
-    grad = like_forward("grad_output", grad_output, shape, dtype, "the output")
+    axes = ("batch", "n_q") if inputs.batch_axis == 0 else ("n_q", "batch")
+    axes = (*(axes if inputs.batched else ("n_q",)), "embed_dim")
+    grad = like_forward("grad_output", grad_output, shape, dtype, "the output", axes)
     grad = grad.astype(compute, copy=False).reshape(inputs.query.shape)
     if grad_weights is not None:
         grad_weights = _of_every_head(grad_weights, saved)
@@ -107,7 +109,9 @@ def _of_every_head(grad_weights: Any, saved: Saved) -> np.ndarray:
     full = (batch, num_heads, n_q, n_kv + saved.added)
     returned = (batch, *full[2:]) if saved.average else full
     shape = returned if saved.inputs.batched else returned[1:]
-    given = like_forward("grad_weights", grad_weights, shape, saved.layer.dtype, "the weights")
+    axes = ("batch", *("num_heads",) * (not saved.average), "n_q", "n_kv")[-len(shape) :]
+    dtype = saved.layer.dtype
+    given = like_forward("grad_weights", grad_weights, shape, dtype, "the weights", axes)
     given = np.roll(given.reshape(returned).astype(saved.context.dtype), saved.added, -1)
     return np.broadcast_to(given[:, None] / num_heads, full) if saved.average else given
 

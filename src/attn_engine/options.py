@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ._core import UNBOUNDED
-from .arrays import LARGEST, as_floats, as_integers, distinct
+from .arrays import LARGEST, as_array, as_floats, as_integers, distinct
 from .misfits import wrong_shape
-from .shapes import Shape, batch_words
+from .shapes import Shape, ShapeError, batch_words
 
 # No axis of an array in memory is longer: a wider window is no limit, and sums cannot overflow.
 _LONGEST = 2**48
@@ -140,12 +140,11 @@ def check_slopes(slopes: Any, batch: Shape, n_heads: int, compute: np.dtype) -> 
         return None
     slopes = as_floats("alibi_slopes", slopes)
     if slopes.shape not in ((n_heads,), (*batch, n_heads)):
+        what = f"alibi_slopes: shape {slopes.shape}, expected ({n_heads},), a slope for each query head"
+        what += f", or {(*batch, n_heads)}" if batch else ""
+        _check_heads(what, "alibi_slopes", slopes.shape, n_heads)
         right = {(*batch_words(len(batch)), "n_heads"): (*batch, n_heads), ("n_heads",): (n_heads,)}
-        raise wrong_shape(
-            f"alibi_slopes: shape {slopes.shape}, expected ({n_heads},), a slope for each query head"
-            + (f", or {(*batch, n_heads)}" if batch else ""),
-            "alibi_slopes", slopes.shape, right, "pass as many as heads",
-        )  # fmt: skip
+        raise wrong_shape(what, "alibi_slopes", slopes.shape, right, "pass as many as heads")
     with np.errstate(invalid="ignore"):
         where, place = _first(~(abs(slopes) <= _STEEPEST))
     if where is not None:
@@ -161,6 +160,7 @@ def check_sinks(sinks: Any, n_heads: int, compute: np.dtype) -> np.ndarray | Non
     sinks = as_floats("sinks", sinks)
     if sinks.shape != (n_heads,):
         what = f"sinks: shape {sinks.shape}, expected ({n_heads},), a logit for each query head"
+        _check_heads(what, "sinks", sinks.shape, n_heads)
         right = {("n_heads",): (n_heads,)}
         raise wrong_shape(what, "sinks", sinks.shape, right, "pass as many as heads")
     with np.errstate(invalid="ignore"):
@@ -171,6 +171,17 @@ def check_sinks(sinks: Any, n_heads: int, compute: np.dtype) -> np.ndarray | Non
     limit = LARGEST[compute] / 2
     wide = sinks.astype(np.float64)
     return np.where(sinks == -inf, -inf, np.clip(wide, -limit, limit)).astype(compute)
+
+
+def _check_heads(what: str, name: str, shape: Shape, n_heads: int) -> None:
+    """ShapeError if these may be numbers of key heads, which groups of query heads share."""
+    if len(shape) == 1 and shape[0] > 1 and n_heads % shape[0] == 0:
+        raise ShapeError(
+            what,
+            f"use np.repeat({name}, {n_heads // shape[0]}) if they are of the n_kv_heads",
+            name, shape, (n_heads,), "(n_heads,)",
+            code={name: f"np.repeat({name}, {n_heads // shape[0]})"},
+        )  # fmt: skip
 
 
 def check_segments(
@@ -297,7 +308,9 @@ def _side(name: str, side: Any) -> int:
 
 def check_lengths(name: str, value: Any, batch: Shape, n: int, axis: str) -> np.ndarray:
     """One length for each batch entry, flat; `axis` is the word for the one that n is the size of."""
-    lengths = as_integers(name, value)
+    lengths = as_array(name, value)
+    if lengths.shape != (*batch, n):  # a mask, of any dtype, is told what to do
+        lengths = as_integers(name, lengths)
     if lengths.shape != batch:
         raise wrong_shape(
             f"{name}: shape {lengths.shape}, expected {batch}: one length for each batch entry"

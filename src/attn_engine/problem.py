@@ -138,7 +138,10 @@ def attention(
     want_lse = check_flag("return_lse", return_lse)
 
     query, key, value = tensors = as_tensors(query, key, value)
-    axes, n_kv = check_shapes(query.shape, key.shape, value.shape, bshd, gqa)
+    beside = {
+        "attn_mask": attn_mask, "query_lengths": query_lengths, "key_lengths": key_lengths,
+    }  # fmt: skip
+    axes, n_kv = check_shapes(query.shape, key.shape, value.shape, bshd, gqa, beside)
     batch, n_heads, n_q, d_qk = axes
     limits = check_limits(
         is_causal, causal_offset, window, query_lengths, key_lengths, batch, n_q, n_kv

@@ -133,7 +133,8 @@ def additive(
     given = zip(names, (W_a, U_a, v_a), strict=True)
     matrices = {name: x for name, x in given if x is not None or name == names[2]}
     keys = keys if prepared is None else prepared.keys
-    s, matrices = states(query, keys, values, score, matrices, prepared)
+    beside = {"mask": mask, "key_lengths": key_lengths}
+    s, matrices = states(query, keys, values, score, matrices, prepared, **beside)
     W_a, U_a, v = (matrices.get(name) for name in names)
     v, d_attn = _vector(names[2], v, v_scale), len(v)
     heads = check_heads(num_heads, d_attn=d_attn, d_v=s.values.shape[-1])
@@ -196,7 +197,8 @@ def _additive_problem(
 
 def concat(query: Any, keys: Any, W_c: Any, v: Any, values: Any, **options: Any) -> Problem:
     """`concat_attention`'s arguments, checked; raises all that it documents."""
-    s, matrices = states(query, keys, values, CONCAT, {"W_c": W_c, "v": v})
+    beside = {name: options.get(name) for name in ("mask", "key_lengths")}
+    s, matrices = states(query, keys, values, CONCAT, {"W_c": W_c, "v": v}, **beside)
     W_c, v, d_s = matrices["W_c"], matrices["v"], s.query.shape[-1]
     names = "W_c[:, :d_s]", "W_c[:, d_s:]", "v"
     matrices = W_c[:, :d_s], W_c[:, d_s:]

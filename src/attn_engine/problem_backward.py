@@ -9,7 +9,8 @@ from . import problem
 from .arrays import as_array, as_floats, compute_type, distinct, is_bfloat16, native, raw, walkable
 from .misfits import wrong_shape
 from .outputs import flat
-from .shapes import Shape
+from .routes import Words
+from .shapes import Shape, batch_words, in_words
 
 NAMES = ("query", "key", "value", "attn_mask", "sinks", "alibi_slopes")
 
@@ -84,14 +85,18 @@ def check_given(
 ) -> list[np.ndarray | None]:
     """grad_output, output, lse, grad_weights and grad_lse, of an output and weights of these shapes."""
     compute, rows = compute_type(dtype), weights[:-1]
-    to_output = "the output, (..., {}, d_v)".format("n_q, n_heads" if bshd else "n_heads, n_q")
-    to_lse = "the lse that return_lse=True returns, (..., n_heads, n_q)"
+    axes = (*batch_words(len(rows) - 2), *("n_heads",) * (len(rows) > 1), "n_q")
+    of_output = (*axes[:-2], *(axes[-2:][::-1] if bshd else axes[-2:]), "d_v")
+    of_weights = (*axes, "n_kv")
+    like_output = (shape, dtype, f"the output, {in_words(of_output)}", of_output)
+    like_lse = (rows, compute, f"the lse that return_lse=True returns, {in_words(axes)}", axes)
+    like_weights = (weights, dtype, f"the weights, {in_words(of_weights)}", of_weights)
     expected = {
-        "grad_output": (shape, dtype, to_output),
-        "output": (shape, dtype, to_output),
-        "lse": (rows, compute, to_lse),
-        "grad_weights": (weights, dtype, "the weights, (..., n_q, n_kv)"),
-        "grad_lse": (rows, compute, to_lse),
+        "grad_output": like_output,
+        "output": like_output,
+        "lse": like_lse,
+        "grad_weights": like_weights,
+        "grad_lse": like_lse,
     }
     arrays = {
         name: None
@@ -131,13 +136,14 @@ def _sizes(forward: Any, rank: int) -> tuple[bool, int, Shape]:
     return bshd, key.shape[-3 if bshd else -2], rows if rank > 2 else rows[1:]
 
 
-def like_forward(name: str, value: Any, shape: Shape, dtype: np.dtype, what: str) -> np.ndarray:
+def like_forward(
+    name: str, value: Any, shape: Shape, dtype: np.dtype, what: str, axes: Words
+) -> np.ndarray:
     """An array of the shape and dtype that the forward returned, or would have."""
     if value is None:
         raise TypeError(f"{name}: got None, expected an array of shape {shape}, that of {what}")
     array = as_floats(name, value)
     if array.shape != shape:
-        axes = tuple(f"axis {i}" for i in range(len(shape)))
         raise wrong_shape(
             f"{name}: shape {array.shape}, expected {shape}, that of {what}",
             name, array.shape, {axes: shape}, "pass the one that belongs to these arguments",

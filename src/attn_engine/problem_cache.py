@@ -19,6 +19,7 @@ from .arrays import (
     walkable,
 )
 from .cache_kind import Kind
+from .forms import Form, Sizes
 from .misfits import check_broadcast, wrong_shape
 from .options import (
     Extras,
@@ -35,7 +36,7 @@ from .options import (
 from .outputs import Problem, check_out, destination
 from .pages import Pages
 from .pools import Pools
-from .repairs import Call, Form, Sizes
+from .repairs import Call
 from .shapes import Shape, ShapeError, in_words
 from .shapes_attention import shared_heads
 

@@ -58,10 +58,12 @@ def states(
     score: Score,
     matrices: dict[str, Any],
     prepared: ProjectedKeys | None = None,
+    **beside: Any,
 ) -> tuple[States, dict[str, np.ndarray]]:
     """The arrays of a call and the matrices of its score, of one dtype and sizes that fit.
 
-    Keys that are `prepared` have the sizes of those that they were made of.
+    Keys that are `prepared` have the sizes of those that they were made of. The mask and lengths
+    `beside` them are not checked here.
     """
     given = {"query": query, "keys": keys}
     given |= {} if values is None else {"values": values}
@@ -74,7 +76,7 @@ def states(
         *batch, n_kv, d_h = shapes.pop("keys")
         sizes = {"T_enc": n_kv, "d_h": d_h, "d_attn": prepared.projected.shape[-1]}
         sizes |= {"batch": batch[0]} if batch else {}
-    check_states(shapes, score, sizes)
+    check_states(shapes, score, sizes, beside)
     query, keys = arrays.pop("query"), arrays.pop("keys")
     values = arrays.pop("values", keys)
     batch, n_kv = keys.shape[:-2], keys.shape[-2]
@@ -142,7 +144,7 @@ def dot(
     query: Any, keys: Any, values: Any, *, mask: Any, key_lengths: Any, out: Any, threads: int
 ) -> Problem:
     """`dot_attention`'s arguments, checked; raises all that it documents."""
-    s, _ = states(query, keys, values, DOT, {})
+    s, _ = states(query, keys, values, DOT, {}, mask=mask, key_lengths=key_lengths)
     return _multiplicative(s, None, 1, mask, key_lengths, out, threads)
 
 
@@ -159,7 +161,8 @@ def general(
     threads: int,
 ) -> Problem:
     """`general_attention`'s arguments, checked; raises all that it documents."""
-    s, matrices = states(query, keys, values, GENERAL, {"W": W})
+    beside = {"mask": mask, "key_lengths": key_lengths}
+    s, matrices = states(query, keys, values, GENERAL, {"W": W}, **beside)
     heads = check_heads(num_heads, d_h=s.keys.shape[-1], d_v=s.values.shape[-1])
     return _multiplicative(s, matrices["W"].T, heads, mask, key_lengths, out, threads)
 

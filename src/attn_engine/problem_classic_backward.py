@@ -210,7 +210,8 @@ def _of_additive(
 ) -> ClassicBackward:
     """The core's call, from that of a checked forward."""
     output, made, dtype = forward[5], forward[6], native(inputs["query"].dtype)
-    given = check_cotangents(output.shape, made.shape, dtype, grad_context, weights, grad_weights)
+    shapes, batched = (output.shape, made.shape), np.ndim(inputs["keys"]) == 3
+    given = check_cotangents(*shapes, batched, dtype, grad_context, weights, grad_weights)
     given = tuple(None if x is None else raw(x) for x in _as_read(*given))
     return _core_call((*forward[:4], *_FORWARD_S, *forward[9:]), given, wanted, inputs, needs)
 
@@ -230,9 +231,8 @@ def multiplicative_backward(
     query, keys = inputs["query"], inputs["keys"]
     values = keys if inputs["values"] is None else inputs["values"]
     dtype, compute = native(query.dtype), compute_type(query.dtype)
-    given = check_cotangents(
-        forward.output.shape, forward.weights.shape, dtype, grad_context, weights, grad_weights
-    )
+    shapes = forward.output.shape, forward.weights.shape
+    given = check_cotangents(*shapes, keys.ndim == 3, dtype, grad_context, weights, grad_weights)
     given = tuple(None if x is None else x.astype(compute, copy=False) for x in _as_read(*given))
     projected = problem_classic.project(query, inputs["W"].T if "W" in inputs else None)
     tensors = (walkable(x.astype(compute, copy=False)) for x in (projected, keys, values))
@@ -263,18 +263,22 @@ def _core_call(
 def check_cotangents(
     shape: Shape,
     weights_shape: Shape,
+    batched: bool,
     dtype: np.dtype,
     grad_context: Any,
     weights: Any,
     grad_weights: Any,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """The gradient by the context, the weights, and the gradient by them, that fit."""
-    grad_context = like_forward("grad_context", grad_context, shape, dtype, "the context")
-    weights = like_forward("weights", weights, weights_shape, dtype, "the weights")
+    batch = ("batch",) * batched
+    steps = ("T_dec",) * (len(shape) - 1 - len(batch))
+    heads = ("num_heads",) * (len(weights_shape) - len(shape))
+    like_context = (shape, dtype, "the context", (*batch, *steps, "d_v"))
+    like_weights = (weights_shape, dtype, "the weights", (*batch, *heads, *steps, "T_enc"))
+    grad_context = like_forward("grad_context", grad_context, *like_context)
+    weights = like_forward("weights", weights, *like_weights)
     if grad_weights is not None:
-        grad_weights = like_forward(
-            "grad_weights", grad_weights, weights_shape, dtype, "the weights"
-        )
+        grad_weights = like_forward("grad_weights", grad_weights, *like_weights)
     _check_weights(weights)
     return grad_context, weights, grad_weights
 

@@ -41,8 +41,12 @@ def check_inputs(
     dtype: np.dtype,
     features: tuple[int, int, int],
     batch_first: bool,
+    **beside: Any,
 ) -> Inputs:
-    """query, key and value for a layer of that dtype and (embed_dim, kdim, vdim)."""
+    """query, key and value for a layer of that dtype and (embed_dim, kdim, vdim).
+
+    The masks `beside` them are not checked here.
+    """
     arrays: dict[int, np.ndarray] = {}  # one array for one object, however often it is passed
     tensors = {}
     for name, given in (("query", query), ("key", key), ("value", value)):
@@ -51,7 +55,7 @@ def check_inputs(
         tensors[name] = arrays[id(given)]
     batched = tensors["query"].ndim == 3
     shapes = {name: x.shape for name, x in tensors.items()}
-    check_layer(shapes, features, batch_first)
+    check_layer(shapes, features, batch_first, beside)
     if not batched:
         arrays = {i: array[None] for i, array in arrays.items()}
     batch_axis = 0 if batch_first or not batched else 1

@@ -1,54 +1,22 @@
 """What to change where shapes do not fit: candidates are made, tried, and ranked by what axes mean.
 
-A form says which axes each tensor of a call has; axes with one word have one size. A repair is kept
-only if all shapes fit after it, and those that change fewest tensors in the likeliest ways come
-first. Where none is found the sizes contradict each other, and the error says where.
+A repair is kept only if all shapes fit after it, and those that change fewest tensors in the
+likeliest ways come first. Where none is found the sizes contradict each other, and the error says
+where.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import combinations
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations, product
+from typing import NamedTuple
 
+from .forms import Form, Sizes, no_rule
 from .routes import Route, Words, is_batch, is_heads, routes, sharing
 from .shapes import Shape, ShapeError, in_words
 
-Sizes = dict[str, int]
 _MOST = 6.0  # what costs more is a guess
 _AS_LIKELY = 0.5  # how much more another repair may cost that is told too
 _NO_BROADCAST = "take the entries that belong together, nothing is broadcast"
-
-
-def _no_rule(sizes: Sizes) -> Sizes:
-    """Equal words have equal sizes, and that is all."""
-    return sizes
-
-
-class Form(NamedTuple):
-    """Axes of the tensors of a call, by their words; those that are missing are not looked at."""
-
-    axes: Mapping[str, Words]
-    same: Mapping[str, str] = {}  # words of which the first has the size of the second
-    options: Mapping[str, Any] = {}  # what must be passed for it, if it is not the caller's own
-    advice: str = ""  # how to pass that
-    cost: float = 0
-    rule: Callable[[Sizes], Sizes | None] = _no_rule  # more sizes, None if they clash
-
-    def size_of(self, word: str, sizes: Sizes) -> int | None:
-        """The size of an axis, if it is known."""
-        return sizes.get(self.same.get(word, word))
-
-    def with_tensors(self, shapes: Mapping[str, Shape], sizes: Mapping[str, int]) -> Sizes | None:
-        """The sizes known with more tensors; None if they do not go with these or each other."""
-        known = dict(sizes)
-        for name, shape in shapes.items():
-            words = self.axes[name]
-            if len(words) != len(shape):
-                return None
-            for word, n in zip(words, shape, strict=True):
-                if known.setdefault(self.same.get(word, word), n) != n:
-                    return None
-        return self.rule(known)
 
 
 class Call(NamedTuple):
@@ -61,6 +29,7 @@ class Call(NamedTuple):
     exchanges: Sequence[tuple[str, str]] = ()  # often passed in each other's place, the first more
     parameters: Sequence[str] = ()  # they are made for the data: the first to be blamed
     advice: Mapping[str, str] = {}  # what to do about an axis
+    beside: Mapping[str, Shape] = {}  # those of masks and lengths, which bear witness
 
     def fits(self) -> bool:
         """Whether all shapes fit in a form that the options allow."""
@@ -69,13 +38,20 @@ class Call(NamedTuple):
             for form in self.forms
         )
 
+    def has_axes(self) -> bool:
+        """Whether there is a form in which all have as many axes as they have."""
+        return any(
+            all(len(form.axes[name]) == len(shape) for name, shape in self.shapes.items())
+            for form in self.forms
+        )
+
     def without_rules(self) -> "Call":
         """The same where only equal words must have equal sizes."""
-        return self._replace(forms=[form._replace(rule=_no_rule) for form in self.forms])
+        return self._replace(forms=[form._replace(rule=no_rule) for form in self.forms])
 
     def repaired(self) -> ShapeError | None:
         """The error about shapes that fit after a change of axes or options, if there is one."""
-        found = _found(self)
+        found = _found(self) or _found(self._replace(beside={}))
         return _repaired(self, found) if found else None
 
     def error(self) -> ShapeError:
@@ -95,15 +71,21 @@ class _Repair(NamedTuple):
     @property
     def is_exchange(self) -> bool:
         """Whether two tensors take each other's place."""
-        return len(self.code) == 2 and list(self.code) == list(self.code.values())[::-1]
+        codes = [code.removesuffix(".T") for code in self.code.values()]
+        return len(codes) == 2 and list(self.code) == codes[::-1]
+
+    @property
+    def adds_copies(self) -> bool:
+        """Whether a tensor gets an axis of several that are the same."""
+        return any(code.startswith("np.repeat") and "None" in code for code in self.code.values())
 
     @property
     def fix(self) -> str:
         """In one line."""
         steps = list(self.code.values())
-        if self.is_exchange:
-            return f"exchange {' and '.join(self.code)}"
         fix = f"use {', '.join(steps[:-1])}{' and ' * (len(steps) > 1)}{steps[-1]}" if steps else ""
+        if self.is_exchange:
+            fix = f"exchange {' and '.join(steps[::-1])}"
         return " and ".join(filter(None, (fix, self.form.advice)))
 
     @property
@@ -140,12 +122,16 @@ def _found(call: Call) -> list[_Repair]:
 
 def _exchanges(call: Call) -> Iterator[_Repair]:
     """Repairs in which two tensors take each other's place."""
+    there = [pair for pair in call.exchanges if call.shapes.keys() >= set(pair)]
     for form in call.forms:
-        for unusual, (a, b) in enumerate(call.exchanges):
-            if {a, b} <= call.shapes.keys():
-                shapes = {**call.shapes, a: call.shapes[b], b: call.shapes[a]}
-                if form.with_tensors(shapes, call.sizes) is not None:
-                    yield _Repair(2.5 + unusual + form.cost, form, {a: b, b: a}, shapes, {})
+        for (unusual, (a, b)), turn in product(enumerate(there), ("", ".T")):
+            step = -1 if turn else 1
+            shapes = {**call.shapes, a: call.shapes[b][::step], b: call.shapes[a][::step]}
+            sizes = form.with_tensors(shapes, call.sizes)
+            if sizes is not None and (not turn or len(shapes[a]) == len(shapes[b]) == 2):
+                cost = 2.5 + unusual / 2 + form.cost + form.against(call.beside, sizes)
+                code = {a: b + turn, b: a + turn}
+                yield _Repair(cost + 2 * bool(turn), form, code, shapes, {a: form.axes[b][::step]})
 
 
 def _changing(call: Call, form: Form, changed: tuple[str, ...], limit: float) -> Iterator[_Repair]:
@@ -154,11 +140,13 @@ def _changing(call: Call, form: Form, changed: tuple[str, ...], limit: float) ->
     sizes = form.with_tensors(kept, call.sizes)
     for cost, steps in _steps(call, form, changed, sizes, limit) if sizes is not None else ():
         if steps or form.options:
+            shapes = kept | {name: route.shape for name, route in steps.items()}
+            doubt = form.against(call.beside, form.with_tensors(shapes, call.sizes))
             yield _Repair(
-                cost + form.cost + _doubt(call, form, steps),
+                cost + form.cost + doubt + _doubt(call, form, steps),
                 form,
                 {name: route.code for name, route in steps.items()},
-                kept | {name: route.shape for name, route in steps.items()},
+                shapes,
                 {name: route.reading for name, route in steps.items()},
             )
 
@@ -171,7 +159,8 @@ def _doubt(call: Call, form: Form, steps: dict[str, Route]) -> float:
         "reshape" not in route.code and route.reading[-1:] != form.axes[name][-1:]
         for name, route in steps.items()
     )
-    return 4 if turned and not call.sizes else 1.5
+    columns_first = all(route.code.endswith(".swapaxes(-1, -2)") for route in steps.values())
+    return 4 if turned and not call.sizes and not (columns_first and len(steps) > 2) else 1.5
 
 
 def _steps(
@@ -186,8 +175,7 @@ def _steps(
     shape, axes = call.shapes[name], form.axes[name]
     known = {w: n for w in axes if (n := form.size_of(w, sizes)) is not None}
     known |= {w: sizes[w] for w in ("heads", "d_qk") if w in sizes}
-    legal = any(len(other.axes[name]) == len(shape) for other in call.forms)
-    for route in routes(name, shape, axes, known, legal):
+    for route in routes(name, shape, axes, known, call.has_axes()):
         slip = re.sub(rf"\b{name}\b|(?<=reshape)\(.*?\)", "", route.code)
         cost = 0.5 if slip in taken else route.cost  # the same slip again
         after = form.with_tensors({name: route.shape}, sizes)
@@ -200,19 +188,23 @@ def _steps(
 def _repaired(call: Call, found: list[_Repair]) -> ShapeError:
     """The error with its repairs."""
     best = found[0]
-    names = [name for name in call.shapes if name in best.code]
-    if names:
+    if names := [name for name in call.shapes if name in best.code]:
         tensor, right = names[0], best.shapes[names[0]]
         what = _difference(call, best.form, tensor, right, set(names))
     else:
         tensor, what = _clash(call)
         right = call.shapes[tensor]
+    other = _contradicted(call)
+    is_guess = best.adds_copies and call.has_axes() and other is not None
+    several = len(found) > 1 or is_guess
     conditions = [
-        " and ".join(filter(None, (r.condition if len(found) > 1 else "", r.sharing)))
-        for r in found
+        " and ".join(filter(None, (r.condition if several else "", r.sharing))) for r in found
     ]
     fixes = [f"{r.fix} if {c}" if c else r.fix for r, c in zip(found, conditions, strict=True)]
-    if best.is_exchange and (other := _contradicted(call)) and len(other.changes) == 1:
+    if is_guess:
+        return ShapeError(other.args[0], ", or ".join([other.fix, *fixes]), *other.args[2:])
+    is_bold = best.is_exchange or len(best.code) == len(call.shapes)
+    if is_bold and other and other.fix.startswith("project one"):
         fixes.append(other.fix)  # the size of one tensor may as well be wrong
     changes = {name: best.shapes[name] for name in names} | dict(best.form.options)
     axes = in_words(best.form.axes[tensor])
@@ -324,6 +316,7 @@ def _resized(call: Call, form: Form, changed: Sequence[str]) -> tuple[float, dic
             cost += 1.5  # there may be fewer key heads than query heads, seldom more
         right[name] = new
         sizes = form.with_tensors({name: new}, sizes)
+    cost += form.against(call.beside, sizes)
     return (99.0, {}) if sizes is None else (cost, right)
 
 
@@ -336,21 +329,21 @@ def _advice(call: Call, form: Form, tensor: str, right: Shape, changed: set[str]
         sized = [form.size_of(word, sizes) for word in words]
         as_known = tuple(w if n is None else str(n) for w, n in zip(words, sized, strict=True))
         return f"make it {', '.join(dict.fromkeys(map(in_words, (as_known, words))))}"
-    word, got, n = next(
-        (word, got, n) for word, got, n in zip(words, shape, right, strict=True) if got != n
-    )
+    wrong = [axis for axis in zip(words, shape, right, strict=True) if axis[1] != axis[2]]
+    word, got, n = wrong[0]
     if word in call.advice:
         return call.advice[word].format(tensor=tensor, got=got, n=n, right=right)
     if is_batch(word):
         return _NO_BROADCAST
     if is_heads(word):
-        return "n_heads must be n_kv_heads, or a multiple of it with enable_gqa=True"
+        of_query = "n_heads must be n_kv_heads, or a multiple of it with enable_gqa=True"
+        return "key and value have the same heads" if tensor == "value" else of_query
     if not word.startswith("d") or len(shape) == 1:
         return f"make it {right} {in_words(words)}"
     if tensor not in call.parameters:
         return f"project it, e.g. {tensor} @ P with P {(got, n)}"
     others = [name for name in call.shapes if name != tensor and word in form.axes[name]]
-    if len(others) == 1 and others[0] not in call.parameters:
+    if len(others) == len(wrong) == 1 and others[0] not in call.parameters:
         data = f"{others[0]} to {word} {got}, e.g. {others[0]} @ P with P {(n, got)}"
         return f"make it {right}, or bring {data}"
     return f"make it {right}"

@@ -8,11 +8,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from .arrays import as_floats, as_integers, compute_type, native
+from .forms import Form
 from .misfits import wrong_shape
 from .options import check_flag, check_integer, check_range
 from .outputs import check_out
-from .repairs import Call, Form
-from .shapes import Shape, ShapeError, batch_words
+from .repairs import Call
+from .shapes import Shape, ShapeError, batch_words, named_axes
 
 
 def rotary_embedding(
@@ -168,14 +169,46 @@ def _check_rows(tables: dict[str, Shape], shape: Shape, half: int) -> None:
     call = Call({"x": shape, **tables}, forms, columns | {"d": shape[-1]}, f"x {shape}")
     if call.fits():
         return
-    if error := call.repaired():
+    if error := _wrong_x(shape, tables["cos"]) or call.repaired():
         raise error
-    narrow = "a longer table needs position_ids, a narrower one rotary_dim"
     if tables["cos"][-1:] == (2 * half,):
-        narrow = f"of pairs use cos[..., :{half}] if its halves are alike, else cos[..., ::2]"
+        raise _full_width(tables, half)
+    narrow = "a longer table needs position_ids, a narrower one rotary_dim"
     sizes = dict(zip(x, shape, strict=True)) | columns
     advice = dict.fromkeys(words, narrow)
     raise call._replace(shapes=tables, sizes=sizes, advice=advice).error()
+
+
+def _full_width(tables: dict[str, Shape], half: int) -> ShapeError:
+    """The error about tables that have a column for each of x."""
+    table = tables["cos"]
+    is_one = len(table) == 3 and table[0] == 1
+    right, index = (*table[is_one:-1], half), "0, :" if is_one else "..."
+    return ShapeError(
+        f"cos: shape {table}, expected {right}, a column for each pair of x",
+        f"of pairs use cos[{index}, :{half}] if its halves are alike, else cos[{index}, ::2]",
+        "cos", table, right, named_axes(("n", "rotary_dim / 2"), len(right)),
+        {name: right for name, other in tables.items() if other == table},
+    )  # fmt: skip
+
+
+def _wrong_x(shape: Shape, table: Shape) -> ShapeError | None:
+    """The error about heads side by side, or about a single row without its axis, if it is that."""
+    if len(shape) != 3 or len(table) != 2:
+        return None
+    (batch, n, columns), (rows, half) = shape, table
+    if n == rows and half and columns > 2 * half and columns % (2 * half) == 0:
+        apart = (batch, n, columns // (2 * half), 2 * half)
+        code, right = f"x.reshape{apart}.swapaxes(1, 2)", (batch, apart[2], n, 2 * half)
+        reading = "(batch, n, n_heads * d)"
+    elif rows == 1 < n and columns == 2 * half:
+        code, right, reading = "x[:, :, None]", (batch, n, 1, columns), "(batch, n_heads, d)"
+    else:
+        return None
+    return ShapeError(
+        f"x: shape {shape} is that of {reading} beside cos {table}, expected 4 axes",
+        f"use {code}", "x", shape, right, "(batch, n_heads, n, d)", code={"x": code},
+    )  # fmt: skip
 
 
 def _rows(

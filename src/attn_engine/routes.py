@@ -54,6 +54,7 @@ def routes(
         *_split(name, shape, axes, sizes),
         *_joined(name, shape, axes, sizes, is_legal),
         *_end_to_end(name, shape, axes),
+        *_flattened(name, shape, axes, sizes),
         *_with_axes(name, shape, axes, sizes),
     ):
         few = len(arranged.axes) <= _MOST_AXES
@@ -112,7 +113,7 @@ def _without_ones(name: str, shape: Shape, axes: Words, is_legal: bool) -> Itera
 
         code = f"{name}.reshape{left}" if left else f"{name}.reshape(())"
         within = any(0 < axis < len(shape) - 1 for axis in dropped)
-        yield _Arranged((2.5 if is_legal else 1) + 2 * within, code, left, axes, read)
+        yield _Arranged((2.5 if is_legal else 1) + within, code, left, axes, read)
 
 
 def _split(name: str, shape: Shape, axes: Words, sizes: Mapping[str, int]) -> Iterator[_Arranged]:
@@ -149,13 +150,15 @@ def _split(name: str, shape: Shape, axes: Words, sizes: Mapping[str, int]) -> It
 def _joined(
     name: str, shape: Shape, axes: Words, sizes: Mapping[str, int], is_legal: bool
 ) -> Iterator[_Arranged]:
-    """Heads that lie apart and should not."""
+    """Heads that lie apart and should not; an axis that may be the batch is not taken for them."""
     if len(shape) != len(axes) + 1 or len(axes) < 2 or any(map(is_heads, axes)):
         return
     columns, n_heads = sizes.get(axes[-1]), sizes.get("heads")
     for at, code in ((-2, name), (-3, f"{name}.swapaxes({len(shape) - 3}, {len(shape) - 2})")):
         heads, n = shape[at], shape[-5 - at]
         joined = (*shape[:-3], n, heads * shape[-1])
+        if is_legal and (at == -3 or heads != n_heads):
+            continue
         if heads > 1 and (columns == joined[-1] or columns is None and len(axes) == 2):
 
             def read(order: Words, at: int = at) -> Words:
@@ -178,6 +181,24 @@ def _end_to_end(name: str, shape: Shape, axes: Words) -> Iterator[_Arranged]:
         yield _Arranged(2, f"{code}.reshape{joined}", joined, axes, lambda _, words=words: words)
 
 
+def _flattened(
+    name: str, shape: Shape, axes: Words, sizes: Mapping[str, int]
+) -> Iterator[_Arranged]:
+    """Batch and time in one axis, as for a linear layer."""
+    if len(shape) != len(axes) - 1 or [is_batch(word) for word in axes].count(True) != 1:
+        return
+    time = [word for word in axes[:2] if word[0] in "nT" and not is_heads(word)]
+    batch = next((sizes.get(word, 0) for word in axes[:2] if is_batch(word)), 0)
+    if not time or batch < 2 or shape[0] % batch:
+        return
+    n = shape[0] // batch
+    split = (batch, n, *shape[1:]) if is_batch(axes[0]) else (n, batch, *shape[1:])
+    both, cost = f"{axes[0]} * {axes[1]}", 2 if sizes.get(time[0]) == n else 3
+    yield _Arranged(
+        cost, f"{name}.reshape{split}", split, axes, lambda order: (both, *axes[2:])
+    )  # fmt: skip
+
+
 def _with_axes(
     name: str, shape: Shape, axes: Words, sizes: Mapping[str, int]
 ) -> Iterator[_Arranged]:
@@ -193,6 +214,8 @@ def _cost_of(word: str, sizes: Mapping[str, int]) -> float:
         return 1 if n == 1 else 3.5
     if is_heads(word):
         return 1 if n == 1 else 4
+    if word == "d_v" and n == 1:
+        return 2.5  # one number for each key
     if n != 1 or word.startswith("d") or "*" in word:
         return _NEVER
     if word in ONE_STEP:
@@ -213,7 +236,7 @@ def _finished(arranged: _Arranged, order: Words, axes: Words, sizes: Mapping[str
     if len(there) < len(axes) and there:
         last = max(axis for axis, word in enumerate(axes) if word not in found)
         index = ", ".join(":" if word in found else "None" for word in axes[: last + 1])
-        code = f"{code}[{index}]"
+        code = f"{code}[{'..., None' if there == list(axes[:-1]) else index}]"
     shape = []
     for axis, word in enumerate(axes):
         n, wanted = found.get(word, 1), sizes.get(word)

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from .repairs import Call, Form, Sizes
+from .forms import Form, Sizes, shapes_of
+from .repairs import Call
 from .routes import Words
 from .shapes import Axes, Shape, ShapeError, axes_of, batch_words, fit, in_words
 
@@ -28,9 +29,12 @@ _ADVICE = {
 
 
 def check_shapes(
-    query: Shape, key: Shape, value: Shape, bshd: bool, enable_gqa: bool
+    query: Shape, key: Shape, value: Shape, bshd: bool, enable_gqa: bool, beside: Mapping[str, Any]
 ) -> tuple[Axes, int]:
-    """Query's axes and n_kv; ShapeError unless all shapes fit together, nothing is broadcast."""
+    """Query's axes and n_kv; ShapeError unless all shapes fit together, nothing is broadcast.
+
+    Masks and lengths `beside` them only say which of several fixes is meant.
+    """
     if fit(query, key, value, bshd, enable_gqa):
         return axes_of(query, bshd), axes_of(key, bshd).n
     shapes = {"query": query, "key": key, "value": value}
@@ -39,13 +43,14 @@ def check_shapes(
     forms = [
         _form(rank, bshd != other, _options(bshd, enable_gqa, other, gqa), gqa)
         for other in (False, True)
-        for gqa in (False, True)
+        for gqa in (enable_gqa, not enable_gqa)
         for rank in ranks
         if rank > 2 or not (gqa or other)
     ]
     # What two of three tensors have is more likely right than what one has.
     forms = [f._replace(cost=f.cost + 1.5 * (len(f.axes["key"]) != ranks[0])) for f in forms]
-    raise Call(shapes, forms, exchanges=_EXCHANGES, advice=_ADVICE).error()
+    call = Call(shapes, forms, exchanges=_EXCHANGES, advice=_ADVICE)
+    raise call._replace(beside=shapes_of(beside)).error()
 
 
 def check_packed(
@@ -86,6 +91,8 @@ def _form(
     ):
         both = (n, heads) if bshd else (heads, n)
         axes[name] = (*batch_words(rank - 3), *both, d) if rank > 2 else (n, d)
+    scores = (*batch_words(rank - 3), *("n_heads",) * (rank > 2), *lengths)
+    entries = (scores[:-3],)
     passed = [f'{n}="{v}"' if isinstance(v, str) else f"{n}={v}" for n, v in options.items()]
     return Form(
         axes,
@@ -94,6 +101,11 @@ def _form(
         f"pass {' and '.join(passed)}" if passed else "",
         2.5 * ("layout" in options) + ("enable_gqa" in options),
         rule=shared_heads if gqa else lambda sizes: sizes,
+        beside={
+            "attn_mask": [scores[i:] for i in range(len(scores) + 1)],
+            "key_lengths": entries,
+            "query_lengths": entries,
+        },
     )
 
 
@@ -139,8 +151,31 @@ def check_projections(shapes: Mapping[str, Shape], n_heads: int, n_kv_heads: int
     if error := call.repaired():
         raise error
     if call.without_rules().fits():
+        _check_fewer_heads(shapes, n_heads)
         _check_columns(shapes, (n_heads, n_kv_heads, n_kv_heads))
     raise call.error()
+
+
+def _check_fewer_heads(shapes: Mapping[str, Shape], n_heads: int) -> None:
+    """ShapeError if keys and values may be of fewer heads, or W_q hold all three matrices."""
+    axes = in_words(("d_model", _COLUMNS["W_k"]))
+    of_query, of_keys, of_values = (shapes[name][1] for name in _COLUMNS)
+    d_qk = of_query // n_heads
+    fewer = of_keys // d_qk if d_qk and of_query % n_heads == 0 == of_keys % d_qk else 0
+    if fewer and n_heads % fewer == 0 == of_values % fewer:
+        raise ShapeError(
+            f"W_k: {of_keys} columns are those of {fewer} heads of d_qk {d_qk}, which W_q "
+            f"{shapes['W_q']} has with num_heads={n_heads}",
+            f"pass num_kv_heads={fewer}",
+            "W_k", shapes["W_k"], shapes["W_k"], axes, {"num_kv_heads": fewer},
+        )  # fmt: skip
+    if of_query == 2 * of_keys + of_values:
+        raise ShapeError(
+            f"W_q: {of_query} columns are those of W_q, W_k {shapes['W_k']} and W_v "
+            f"{shapes['W_v']} together",
+            f"split it, e.g. np.split(W_q, {[of_keys, 2 * of_keys]}, axis=1)",
+            "W_q", shapes["W_q"], shapes["W_k"], in_words(("d_model", _COLUMNS["W_q"])),
+        )  # fmt: skip
 
 
 def _check_columns(shapes: Mapping[str, Shape], heads: tuple[int, int, int]) -> None:
@@ -166,6 +201,10 @@ def _layer(batch_first: bool) -> tuple[Form, ...]:
         lengths = zip(("query", "key", "value"), ("n_q", "n_kv", "n_kv"), _FEATURES, strict=True)
         return Form(
             {name: (*(n if w == "n" else w for w in leading), d) for name, n, d in lengths},
+            beside={
+                "key_padding_mask": [(*("batch",) * (len(leading) > 1), "n_kv")],
+                "attn_mask": [("n_q", "n_kv"), ("batch * num_heads", "n_q", "n_kv")],
+            },
             **options,
         )
 
@@ -178,12 +217,18 @@ def _layer(batch_first: bool) -> tuple[Form, ...]:
 
 
 def check_layer(
-    shapes: Mapping[str, Shape], features: tuple[int, int, int], batch_first: bool
+    shapes: Mapping[str, Shape],
+    features: tuple[int, int, int],
+    batch_first: bool,
+    beside: Mapping[str, Any],
 ) -> None:
-    """ShapeError unless all fits a layer of (embed_dim, kdim, vdim)."""
+    """ShapeError unless all fits a layer of (embed_dim, kdim, vdim).
+
+    Masks `beside` them only say which of several fixes is meant.
+    """
     forms, sizes = _layer(batch_first), dict(zip(_FEATURES, features, strict=True))
     if len(shapes["query"]) == 2:
         forms = (forms[1], forms[0], forms[2])
     call = Call(shapes, forms, sizes, "the layer", advice=_OF_LAYERS)
     if not call.fits():
-        raise call.error()
+        raise call._replace(beside=shapes_of(beside)).error()

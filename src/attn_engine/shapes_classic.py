@@ -9,9 +9,10 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from .repairs import Call, Form, Sizes
+from .forms import Form, Sizes, shapes_of
+from .repairs import Call
 from .routes import Words
-from .shapes import Shape
+from .shapes import Shape, ShapeError
 
 # Axes of query and keys before their features, by how many there are with these.
 _STATES = {
@@ -27,7 +28,7 @@ _ADVICE = {
 }
 
 
-_NOTHING: Mapping[str, int] = MappingProxyType({})
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Score(NamedTuple):
@@ -50,7 +51,10 @@ def _score(
     forms = {}
     for ranks, (q, k) in _STATES.items():
         axes = {"query": (*q, query), "keys": (*k, keys), "values": (*k, "d_v")}
-        forms[ranks] = Form(axes | matrices, **options)
+        batch, keys_words = k[:-1], k[-1:]
+        masks = (keys_words, (*batch, *keys_words), (*q, *keys_words))
+        beside = {"mask": masks, "key_lengths": (batch,)}
+        forms[ranks] = Form(axes | matrices, beside=beside, **options)
     return Score(forms, [*blamed, *matrices], advice)
 
 
@@ -80,6 +84,15 @@ def additive_score(names: tuple[str, str, str], has_W_a: bool, has_U_a: bool) ->
     return _score(matrices, "d_s" if has_W_a else "d_attn", "d_h" if has_U_a else "d_attn")
 
 
+def _or_last_state(error: ShapeError) -> ShapeError:
+    """The error, with what else a query whose batch comes second may be."""
+    what, fix, *rest = error.args
+    if fix != "use query.swapaxes(0, 1)":
+        return error
+    fix += " if query is (T_dec, batch, d_s), or use query[-1] if it is h_n, (layers, batch, d_s)"
+    return ShapeError(what, fix, *rest)
+
+
 def check_projection(keys: Shape, U_a: Shape | None) -> None:
     """ShapeError unless encoder states can be projected."""
     shapes = {"keys": keys} | ({} if U_a is None else {"U_a": U_a})
@@ -91,11 +104,15 @@ def check_projection(keys: Shape, U_a: Shape | None) -> None:
 
 
 def check_states(
-    shapes: Mapping[str, Shape], score: Score, sizes: Mapping[str, int] = _NOTHING
+    shapes: Mapping[str, Shape],
+    score: Score,
+    sizes: Mapping[str, int] = _NOTHING,
+    beside: Mapping[str, Any] = _NOTHING,
 ) -> None:
     """ShapeError unless all shapes fit together; nothing is broadcast.
 
-    `sizes` are those of keys that are prepared, which are not among the shapes then.
+    `sizes` are those of keys that are prepared, which are not among the shapes then. Masks and lengths
+    `beside` them only say which of several fixes is meant.
     """
     keys = len(shapes["keys"]) if "keys" in shapes else 2 + ("batch" in sizes)
     form = score.forms.get((len(shapes["query"]), keys))
@@ -103,6 +120,8 @@ def check_states(
         return
     forms = [form for (_, n), form in score.forms.items() if "keys" in shapes or n == keys]
     exchanges = [("W_a", "U_a"), ("query", "keys")]
-    raise Call(
-        shapes, forms, sizes, "the projected keys", exchanges, score.blamed, score.advice
-    ).error()
+    error = Call(
+        shapes, forms, sizes, "the projected keys", exchanges, score.blamed, score.advice,
+        shapes_of(beside),
+    ).error()  # fmt: skip
+    raise _or_last_state(error)

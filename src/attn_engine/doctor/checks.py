@@ -198,9 +198,9 @@ def multihead(layer: MultiheadAttention | None = None, **arguments: Any) -> Resu
         layer.check_parameters(but=mended)
     features = (kind.embed_dim, kind.kdim, kind.vdim)
     tensors = (call[name] for name in ("query", "key", "value"))
-    inputs = check_inputs(*tensors, kind.dtype, features, kind.batch_first)
-    masks = (call.get("key_padding_mask"), call.get("attn_mask"))
-    check_masks(*masks, inputs, kind.num_heads, compute_type(kind.dtype))
+    masks = {name: call.get(name) for name in ("key_padding_mask", "attn_mask")}
+    inputs = check_inputs(*tensors, kind.dtype, features, kind.batch_first, **masks)
+    check_masks(*masks.values(), inputs, kind.num_heads, compute_type(kind.dtype))
     batch, n_q, n_kv = inputs.scores
     if not inputs.batched:
         return {
@@ -319,7 +319,8 @@ def classic_backward(forward: Callable, names: tuple[str, ...]) -> Callable[...,
         shape, _ = _without_work(forward, None, arguments)
         of_weights = tuple(classic_weights(arguments).values())
         dtype = native(arguments["query"].dtype)
-        check_cotangents(shape, of_weights, dtype, grad_context, weights, grad_weights)
+        batched = np.ndim(arguments["keys"]) == 3
+        check_cotangents(shape, of_weights, batched, dtype, grad_context, weights, grad_weights)
         return _gradients(arguments, names)
 
     return check
