@@ -98,15 +98,76 @@ def test_an_expanded_gradient_and_unused_outputs():
     assert by_context.any() and by_weights.any() and not by_context.equal(by_weights)
 
 
-@pytest.mark.parametrize("loss", [lambda gradient: gradient.sum(), lambda gradient: gradient[0, 0]])
-def test_a_second_derivative_is_refused(loss):
-    query = torch.randn(3, 4, requires_grad=True)
-    output = ours.scaled_dot_product_attention(query, query, query)
-    (plain,) = torch.autograd.grad((output**2).sum(), query, retain_graph=True)
-    (gradient,) = torch.autograd.grad((output**2).sum(), query, create_graph=True)
-    assert gradient.requires_grad and gradient.equal(plain) and not plain.requires_grad
+def attended(x):
+    """A loss that is anything but linear in x."""
+    return (ours.scaled_dot_product_attention(x, x, x) ** 2).sum()
+
+
+def aligned(x):
+    """Another, of Bahdanau's attention."""
+    return (ours.additive_attention(x, x, None, None, x[0]).context ** 2).sum()
+
+
+def slope_of(x, f):
+    """The gradient of f, as a formula that torch may differentiate."""
+    return torch.autograd.grad(f(x), x, create_graph=True)[0]
+
+
+def backward_by_inputs(x, f):
+    (slope_of(x, f) ** 2).sum().backward(inputs=[x])
+
+
+def penalised(x, f):
+    """Of the gradient by one array, a derivative by another."""
+    w = torch.ones((), requires_grad=True)
+    slope = torch.autograd.grad(f(x * w), x, create_graph=True)[0]
+    torch.autograd.grad((slope.norm() - 1) ** 2, w)
+
+
+def learnt_to_learn(x, f):
+    """A step of MAML: the loss after a step downhill, by where the step began."""
+    torch.autograd.grad(f(x - 0.1 * slope_of(x, f)), x)
+
+
+SECOND = {
+    "backward": lambda x, f: slope_of(x, f).sum().backward(),
+    "backward of an element": lambda x, f: slope_of(x, f)[0, 0].backward(),
+    "backward by inputs": backward_by_inputs,
+    "autograd.grad": lambda x, f: torch.autograd.grad(slope_of(x, f).sum(), x),
+    "gradient penalty": penalised,
+    "MAML": learnt_to_learn,
+    "hessian": lambda x, f: torch.autograd.functional.hessian(f, x),
+    "hvp": lambda x, f: torch.autograd.functional.hvp(f, x, torch.ones_like(x)),
+    "vhp": lambda x, f: torch.autograd.functional.vhp(f, x, torch.ones_like(x)),
+    "jvp": lambda x, f: torch.autograd.functional.jvp(f, x, torch.ones_like(x)),
+    "gradgradcheck": lambda x, f: torch.autograd.gradgradcheck(f, x),
+}
+
+
+@pytest.mark.parametrize("f", [attended, aligned])
+@pytest.mark.parametrize("way", SECOND)
+def test_a_second_derivative_is_refused(way, f):
+    """Whichever way it is asked for: torch runs only those nodes that lead to what it is asked by."""
+    x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
     with pytest.raises(NotImplementedError, match="the attentions can be differentiated once"):
-        loss(gradient).backward()
+        SECOND[way](x, f)
+
+
+def test_a_second_derivative_by_the_cotangent_alone_is_refused():
+    x = torch.randn(3, 4, requires_grad=True)
+    cotangent = torch.ones(3, 4, requires_grad=True)
+    output = ours.scaled_dot_product_attention(x, x.detach(), x.detach())
+    (slope,) = torch.autograd.grad(output, x, cotangent, create_graph=True)
+    with pytest.raises(NotImplementedError, match="the attentions can be differentiated once"):
+        torch.autograd.grad(slope.sum(), cotangent)
+
+
+def test_gradients_with_a_graph_are_those_without():
+    x = torch.randn(3, 4, requires_grad=True)
+    (plain,) = torch.autograd.grad(attended(x), x)
+    assert slope_of(x, attended).equal(plain) and not plain.requires_grad
+    with torch.no_grad():
+        assert attended(x).grad_fn is None
 
 
 def test_what_the_engine_refuses():

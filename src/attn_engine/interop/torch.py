@@ -4,6 +4,7 @@ The functions take the arguments of their namesakes in attn_engine, but no ``out
 where they lie, whatever their strides; gradients come back in the dtype of each.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -29,15 +30,21 @@ def _tensor(array: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(array)
 
 
-class _Gradient(torch.autograd.Function):
-    """A gradient as it is, which says that it has none of its own."""
+class _Backward(torch.autograd.Function):
+    """The backward pass as a function of all that it depends on, without a derivative of its own.
+
+    So the gradients of create_graph=True hang on the cotangents and the arrays, and a second
+    derivative by any of them meets the error.
+    """
 
     @staticmethod
-    def forward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        return gradient.view_as(gradient)
+    def forward(
+        ctx: Any, run: Callable[..., tuple[torch.Tensor | None, ...]], *arrays: Any
+    ) -> tuple[torch.Tensor | None, ...]:
+        return run(*map(_detached, arrays))
 
     @staticmethod
-    def backward(ctx: Any, cotangent: torch.Tensor) -> None:
+    def backward(ctx: Any, *cotangents: torch.Tensor) -> None:
         raise NotImplementedError(differentiable.ONCE)
 
 
@@ -63,22 +70,23 @@ class _Function(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        saved, n = [_detached(x) for x in ctx.saved_tensors], ctx.n_outputs
-        cotangents = tuple(map(_detached, cotangents))
+        n, names = ctx.n_outputs, ctx.function.names
+        outputs, tensors = [x.detach() for x in ctx.saved_tensors[:n]], ctx.saved_tensors[n:]
         if cotangents[0] is None:
-            cotangents = torch.zeros_like(saved[0]), *cotangents[1:]
+            cotangents = torch.zeros_like(outputs[0]), *cotangents[1:]
         arrays = tuple(
             other if tensor is None else tensor
-            for tensor, other in zip(saved[n:], ctx.others, strict=True)
+            for tensor, other in zip(tensors, ctx.others, strict=True)
         )
-        names, asked = ctx.function.names, ctx.needs_input_grad[2:]
-        needs = tuple(name for name, wanted in zip(names, asked, strict=True) if wanted)
-        gradients = ctx.function.backward(cotangents, saved[:n], arrays, ctx.options, needs)
-        results = [getattr(gradients, name) for name in names]
-        results = [None if x is None else _tensor(x) for x in results]
-        if torch.is_grad_enabled():  # create_graph=True
-            results = [None if x is None else _Gradient.apply(x.requires_grad_()) for x in results]
-        return None, None, *results
+        asked = zip(names, ctx.needs_input_grad[2:], strict=True)
+        needs = tuple(name for name, wanted in asked if wanted)
+
+        def run(*given: Any) -> tuple[torch.Tensor | None, ...]:
+            gradients = ctx.function.backward(given[:n], outputs, given[n:], ctx.options, needs)
+            found = (getattr(gradients, name) for name in names)
+            return tuple(None if x is None else _tensor(x) for x in found)
+
+        return None, None, *_Backward.apply(run, *cotangents, *arrays)
 
 
 def scaled_dot_product_attention(
