@@ -76,6 +76,19 @@ def test_torch_s_attention_has_the_same_gradients(dtype, is_causal):
         torch.testing.assert_close(a, b, rtol=0, atol=tolerance)
 
 
+def test_negated_views_have_their_sign():
+    """Inputs and cotangents that torch marks as of the other sign than their memory."""
+    z = torch.randn(3, 4, dtype=torch.complex128, requires_grad=True)
+    cotangent = torch.randn(3, 4, dtype=torch.complex128).conj().imag
+    assert cotangent.is_neg() and z.conj().imag.is_neg()
+    gradients = []
+    for read in (lambda x: x, torch.Tensor.resolve_neg):
+        x = read(z.conj().imag)
+        output = ours.scaled_dot_product_attention(x, x, x)
+        gradients.append(torch.autograd.grad(output, z, read(cotangent))[0])
+    assert gradients[0].any() and gradients[0].equal(gradients[1])
+
+
 def test_gradcheck():
     torch.manual_seed(0)
     query, keys = torch.randn(2, 3, 4).double(), torch.randn(2, 5, 4).double()

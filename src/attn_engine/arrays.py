@@ -59,6 +59,8 @@ def _from_dlpack(name: str, tensor: Any) -> np.ndarray:
             f"{name}: the tensor lives on {where}; copy it to the CPU, e.g. {name}.cpu()"
         )
     try:
+        if hasattr(tensor, "resolve_neg"):  # of torch: z.conj().imag has a sign that DLPack drops
+            tensor = tensor.resolve_neg()
         buffer, dtype = _core.dlpack(tensor)
     except (RuntimeError, ValueError, BufferError, TypeError) as error:
         kind = type(tensor).__name__
