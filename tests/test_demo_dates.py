@@ -224,17 +224,48 @@ def test_the_network_in_training_is_that_of_the_demo(readings, monkeypatch):
 
 
 @trains
-def test_quick_training_writes_a_file_like_the_one_that_is_shipped(tmp_path):
-    output = tmp_path / "quick.npz"
-    command = [sys.executable, "-W", "error", FOLDER / "train.py", "--quick", "--output", output]
-    run = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
+@pytest.mark.parametrize("output", [None, "other.npz"])
+def test_quick_training_writes_a_file_like_the_one_that_is_shipped_elsewhere(output, tmp_path):
+    shipped = FOLDER.parents[1] / "src" / "attn_engine" / "demo"
+    before = {path: path.stat().st_mtime_ns for path in shipped.iterdir() if path.is_file()}
+    command = [sys.executable, "-W", "error", FOLDER / "train.py", "--quick"]
+    command += [] if output is None else ["--output", output]
+    run = subprocess.run(
+        command, check=False, capture_output=True, text=True, cwd=tmp_path, timeout=300
+    )
     assert run.returncode == 0, run.stderr
     assert "% right: dates of days it has not seen" in run.stdout
-    with np.load(output, allow_pickle=False) as made:
-        shapes = {name: (made[name].shape, made[name].dtype) for name in made.files}
-    shipped = {name: (x.shape, np.dtype(np.float16)) for name, x in dates.load().items()}
-    assert shapes == shipped
-    assert list(tmp_path.iterdir()) == [output]
+    (made,) = tmp_path.iterdir()
+    assert made.name == (output or "dates-quick.npz")
+    assert before == {path: path.stat().st_mtime_ns for path in shipped.iterdir() if path.is_file()}
+    with np.load(made, allow_pickle=False) as arrays:
+        shapes = {name: (arrays[name].shape, arrays[name].dtype) for name in arrays.files}
+    assert shapes == {name: (x.shape, np.dtype(np.float16)) for name, x in dates.load().items()}
+
+
+CTRL_C = f"""
+import os, runpy, signal, sys
+sys.path[:0] = {[str(FOLDER), str(FOLDER.parent)]!r}
+import training
+def adam(state, *args, update=training.adam):
+    if state.step == 3:
+        os.kill(os.getpid(), signal.SIGINT)
+    return update(state, *args)
+training.adam = adam
+runpy.run_path({str(FOLDER / "train.py")!r}, run_name="__main__")
+"""
+
+
+@trains
+@pytest.mark.parametrize("quick", [True, False])
+def test_a_checkpoint_stays_out_of_the_package(quick, tmp_path):
+    command = [sys.executable, "-c", CTRL_C, *["--quick"] * quick]
+    run = subprocess.run(
+        command, check=False, capture_output=True, text=True, cwd=tmp_path, timeout=300
+    )
+    assert run.returncode == 130 and "stopped; the same command goes on at step 4" in run.stderr
+    expected = "dates-quick.checkpoint" if quick else "dates.checkpoint"
+    assert [path.name for path in tmp_path.iterdir()] == [expected]
 
 
 @trains
