@@ -108,6 +108,14 @@ def test_lse_of_other_queries_is_noticed():
         call(lse=FORWARD.lse[:, ::-1])
 
 
+def test_what_is_not_noticed():
+    """As documented: an lse that nearly fits, and any output of the right shape."""
+    assert call(lse=FORWARD.lse + np.float32(0.025), output=-FORWARD.output).query.any()
+    for factor in (0.96, 1.04):
+        with pytest.raises(ValueError, match="lse: with it the weights of row"):
+            call(lse=FORWARD.lse - np.float32(np.log(factor)))
+
+
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_lse_that_no_forward_makes_is_noticed(bad, layout):
