@@ -36,6 +36,11 @@ def as_array(name: str, value: Any) -> np.ndarray:
         return value.view(np.ndarray)
     if hasattr(value, "__dlpack_device__"):
         return _from_dlpack(name, value)
+    if hasattr(value, "_fields"):  # alike in shape, the arrays of a result would become one
+        fields = " or ".join(f".{field}" for field in value._fields)
+        raise TypeError(
+            f"{name}: got a whole {type(value).__name__}, expected an array; pass its {fields}"
+        )
     try:
         return np.asarray(value)
     except (ValueError, TypeError) as error:
