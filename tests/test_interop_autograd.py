@@ -11,6 +11,7 @@ import autograd.numpy as anp
 from autograd import grad, hessian, hessian_vector_product
 from autograd.test_util import check_grads
 
+from attn_engine import project_keys
 from attn_engine.interop import autograd as traced
 
 
@@ -158,3 +159,17 @@ def test_an_option_that_is_traced_is_refused():
     x = np.eye(3)
     with pytest.raises(TypeError, match="mask: has no gradient here"):
         grad(lambda mask: anp.sum(traced.dot_attention(x, x, mask=mask).context))(np.zeros((3, 3)))
+
+
+def test_what_has_no_gradient_is_refused_at_once():
+    x, W = np.eye(3), np.ones((3, 3))
+
+    def loss(W, keys=x, **options):
+        return anp.sum(traced.additive_attention(x, keys, W, None, x[0], **options).context)
+
+    prepared = project_keys(x, None)
+    assert loss(W, prepared) == loss(W)
+    with pytest.raises(TypeError, match="keys: those of project_keys have no gradient"):
+        grad(loss)(W, prepared)
+    with pytest.raises(TypeError, match="out: there is none here"):
+        grad(loss)(W, out=x)

@@ -8,6 +8,7 @@ from gradients import with_cotangents
 
 torch = pytest.importorskip("torch", reason="torch is not installed: NOTHING is tested of it")
 
+from attn_engine import project_keys
 from attn_engine.interop import torch as ours
 
 
@@ -198,3 +199,51 @@ def test_an_option_that_requires_a_gradient_is_refused():
     with pytest.raises(TypeError, match=r"mask: has no gradient here; pass mask\.detach\(\)"):
         ours.dot_attention(query, keys, mask=mask)
     ours.dot_attention(query, keys, mask=mask.detach())
+
+
+def test_what_has_no_gradient_is_refused_at_once():
+    x, W = torch.eye(3), torch.ones(3, 3, requires_grad=True)
+
+    def attend(keys, **options):
+        return ours.additive_attention(x, keys, W, None, x[0], **options).context
+
+    prepared = project_keys(x, None)
+    with pytest.raises(TypeError, match="keys: those of project_keys have no gradient"):
+        attend(prepared)
+    with torch.no_grad():
+        assert attend(prepared).equal(attend(x))
+    with pytest.raises(TypeError, match="out: there is none here"):
+        attend(x, out=torch.zeros(3, 3))
+    with pytest.raises(TypeError, match="query: got a whole ContextResult.*its .context"):
+        whole = ours.dot_attention(W, x)
+        ours.scaled_dot_product_attention(whole, x, x)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch hides some of its own, unless they are errors
+def test_torch_compile_goes_around():
+    """Between two graphs, with the same gradients."""
+
+    def loss(x):
+        return (ours.scaled_dot_product_attention(x.sin(), x, x, return_lse=True).lse ** 2).sum()
+
+    x = torch.randn(3, 4, requires_grad=True)
+    with pytest.raises(RuntimeError, match="graph"):
+        torch.compile(loss, backend="eager", fullgraph=True)(x)
+    compiled = torch.compile(loss, backend="eager")
+    for _ in range(2):  # the second time from torch's cache
+        slopes = [torch.autograd.grad(f(x), x)[0] for f in (loss, compiled)]
+        assert slopes[0].equal(slopes[1])
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # of its own making
+def test_forward_mode_and_batches_of_gradients_raise():
+    x = torch.randn(3, 4)
+    with pytest.raises(RuntimeError), torch.autograd.forward_ad.dual_level():
+        attended(torch.autograd.forward_ad.make_dual(x, x))
+    for transform in (torch.func.grad, torch.func.hessian, torch.vmap):
+        with pytest.raises(RuntimeError, match="functorch transforms"):
+            transform(attended)(x)
+    x.requires_grad_()
+    output = ours.scaled_dot_product_attention(x, x, x)
+    with pytest.raises(RuntimeError):
+        torch.autograd.grad(output, x, torch.ones(5, 3, 4), is_grads_batched=True)

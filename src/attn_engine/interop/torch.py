@@ -2,6 +2,9 @@
 
 The functions take the arguments of their namesakes in attn_engine, but no ``out``. Tensors are read
 where they lie, whatever their strides; gradients come back in the dtype of each.
+
+They are differentiated once, in reverse: second derivatives, forward mode, torch.func with its vmap,
+and ``is_grads_batched`` raise. torch.compile leaves them as they are, between two graphs.
 """
 
 from collections.abc import Callable
@@ -55,9 +58,6 @@ class _Function(torch.autograd.Function):
     def forward(
         ctx: Any, function: Differentiable, options: dict[str, Any], *arrays: Any
     ) -> tuple[torch.Tensor, ...]:
-        for name, x in options.items():  # a gradient that never came would go unnoticed
-            if isinstance(x, torch.Tensor) and x.requires_grad:
-                raise TypeError(f"{name}: has no gradient here; pass {name}.detach()")
         outputs = function.forward(*map(_detached, arrays), **options)
         outputs = tuple(map(_tensor, outputs))
         ctx.function, ctx.options = function, options
@@ -87,6 +87,19 @@ class _Function(torch.autograd.Function):
             return tuple(None if x is None else _tensor(x) for x in found)
 
         return None, None, *_Backward.apply(run, *cotangents, *arrays)
+
+
+def _apply(function: Differentiable, options: dict[str, Any], arrays: tuple) -> Any:
+    """The outputs of a function, checked and traced."""
+    if torch.compiler.is_compiling():  # torch cannot look into the engine: the graph breaks here
+        return torch.compiler.disable(_apply)(function, options, arrays)
+    differentiable.check_call(function.names, arrays, options, _is_traced, "{}.detach()")
+    return _Function.apply(function, options, *arrays)
+
+
+def _is_traced(x: Any) -> bool:
+    """Whether a gradient by x may be wanted."""
+    return isinstance(x, torch.Tensor) and x.requires_grad and torch.is_grad_enabled()
 
 
 def scaled_dot_product_attention(
@@ -136,7 +149,7 @@ def scaled_dot_product_attention(
     options |= {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
     options |= {"enable_gqa": enable_gqa, "return_weights": return_weights}
     arrays = query, key, value, attn_mask, sinks, alibi_slopes
-    output, *weights, lse = _Function.apply(differentiable.ATTENTION, options, *arrays)
+    output, *weights, lse = _apply(differentiable.ATTENTION, options, arrays)
     if not return_weights and not return_lse:
         return output
     return AttentionResult(output, weights[0] if weights else None, lse if return_lse else None)
@@ -162,7 +175,8 @@ def additive_attention(
     query, keys, W_a, U_a, v_a, values, bias, location : Tensor
         On the CPU, of any strides.
     v_scale, **options
-        As there: v_scale, mask, key_lengths, num_heads, num_threads.
+        As there: v_scale, mask, key_lengths, num_heads, num_threads. A floating mask has no
+        gradient.
 
     Returns
     -------
@@ -209,4 +223,4 @@ def dot_attention(
 
 def _classic(function: Differentiable, options: dict[str, Any], arrays: tuple) -> ContextResult:
     """An attention of recurrent networks."""
-    return ContextResult(*_Function.apply(function, options, *arrays))
+    return ContextResult(*_apply(function, options, arrays))
