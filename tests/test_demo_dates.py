@@ -247,30 +247,47 @@ CTRL_C = f"""
 import os, runpy, signal, sys
 sys.path[:0] = {[str(FOLDER), str(FOLDER.parent)]!r}
 import training
+from attn_engine.demo.dates import Network
+step = int(sys.argv.pop(1))
 def adam(state, *args, update=training.adam):
-    if state.step == 3:
+    if state.step == step:
         os.kill(os.getpid(), signal.SIGINT)
     return update(state, *args)
 training.adam = adam
+Network.read = lambda *args: os.kill(os.getpid(), signal.SIGINT)
 runpy.run_path({str(FOLDER / "train.py")!r}, run_name="__main__")
 """
 
 
 @trains
-@pytest.mark.parametrize("quick", [True, False])
-def test_a_checkpoint_stays_out_of_the_package(quick, tmp_path):
-    command = [sys.executable, "-c", CTRL_C, *["--quick"] * quick]
+@pytest.mark.parametrize(
+    ("step", "words", "left"),
+    [
+        (3, "stopped; the same command goes on at step 4\n", "x.checkpoint"),
+        (99, "stopped; the weights are in the file\n", "below/x.npz"),  # while it measures them
+    ],
+)
+def test_ctrl_c_is_one_line_and_leaves_what_goes_on(step, words, left, tmp_path):
+    """The checkpoint lies where the command runs, not beside the file that it makes."""
+    (tmp_path / "below").mkdir()
+    command = [sys.executable, "-c", CTRL_C, str(step), "--quick", "--output", "below/x.npz"]
     run = subprocess.run(
         command, check=False, capture_output=True, text=True, cwd=tmp_path, timeout=300
     )
-    assert run.returncode == 130 and "stopped; the same command goes on at step 4" in run.stderr
-    expected = "dates-quick.checkpoint" if quick else "dates.checkpoint"
-    assert [path.name for path in tmp_path.iterdir()] == [expected]
+    assert run.returncode == 130 and "Traceback" not in run.stderr
+    assert run.stderr.endswith(words)
+    assert [p for p in tmp_path.rglob("*") if p.is_file()] == [tmp_path / left]
 
 
 @trains
-def test_training_into_a_folder_that_is_not_there_is_one_line(tmp_path):
-    output = tmp_path / "none" / "x.npz"
+@pytest.mark.parametrize(
+    ("output", "words"),
+    [("none/x.npz", "none: no such folder"), ("x", "x: not the name of an .npz file")],
+)
+def test_an_output_that_cannot_be_written_is_one_line(output, words, tmp_path):
     command = [sys.executable, FOLDER / "train.py", "--output", output]
-    run = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
-    assert run.returncode == 2 and run.stderr.endswith("none: no such folder\n")
+    run = subprocess.run(
+        command, check=False, capture_output=True, text=True, cwd=tmp_path, timeout=60
+    )
+    assert run.returncode == 2 and run.stderr.endswith(f"{words}\n")
+    assert "Traceback" not in run.stderr

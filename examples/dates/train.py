@@ -128,6 +128,17 @@ def accuracy(network, pairs):
     return sum(right) / len(right)
 
 
+def measure(network):
+    """Say how many texts the network reads right, by kind."""
+    rng = random.Random(TEST_SEED)
+    for kind, pairs in (
+        ("dates of days it has not seen", forms.dates(rng, TESTS, held_out=True)),
+        ("dates that do not exist, number by number", forms.impossible_dates(rng, TESTS)),
+        ("other texts, as no date", forms.other_texts(rng, TESTS)),
+    ):
+        print(f"{accuracy(network, pairs):7.2%} right: {kind}")
+
+
 def main():
     parser = argparse.ArgumentParser(description="Train the network that reads dates.")
     parser.add_argument("--quick", action="store_true", help="a few steps, to see that it runs")
@@ -138,6 +149,8 @@ def main():
     output = args.output or (Path("dates-quick.npz") if args.quick else SHIPPED)
     if not output.parent.is_dir():
         parser.error(f"{output.parent}: no such folder")
+    if output.suffix != ".npz":
+        parser.error(f"--output {output}: not the name of an .npz file")
 
     checkpoint = Path(output.name).with_suffix(".checkpoint")  # here, not among the package's files
     try:
@@ -152,14 +165,10 @@ def main():
     numbers, size = sum(x.size for x in halves.values()), output.stat().st_size
     print(f"{output}: {numbers} numbers, {size} bytes, trained in {seconds:.0f} s")
 
-    network = Network({name: array.astype(np.float32) for name, array in halves.items()})
-    rng = random.Random(TEST_SEED)
-    for kind, pairs in (
-        ("dates of days it has not seen", forms.dates(rng, TESTS, held_out=True)),
-        ("dates that do not exist, number by number", forms.impossible_dates(rng, TESTS)),
-        ("other texts, as no date", forms.other_texts(rng, TESTS)),
-    ):
-        print(f"{accuracy(network, pairs):7.2%} right: {kind}")
+    try:
+        measure(Network({name: array.astype(np.float32) for name, array in halves.items()}))
+    except KeyboardInterrupt:
+        parser.exit(130, "stopped; the weights are in the file\n")
 
 
 if __name__ == "__main__":
