@@ -66,9 +66,7 @@ class Training:
 
     def as_float32(self):
         """The same numbers for a layer of float32."""
-        layer = copy.deepcopy(self.call.layer)
-        layer.dtype = np.dtype(np.float32)
-        layer.load_state_dict(self.call.layer.state_dict())
+        layer = of_dtype(self.call.layer, np.float32)
 
         def narrow(x):
             return x.astype(np.float32) if getattr(x, "dtype", None) == np.float64 else x
@@ -76,6 +74,14 @@ class Training:
         arguments = {n: narrow(x) for n, x in self.call.arguments.items()}
         guided = narrow(self.grad_weights)
         return Training(Call(layer, arguments), narrow(self.grad_output), guided, self.average)
+
+
+def of_dtype(layer, dtype):
+    """A layer of another dtype, otherwise the same, in what its dropout drops too."""
+    other = copy.deepcopy(layer)
+    other._kind = layer._kind._replace(dtype=np.dtype(dtype))
+    other.load_state_dict(layer.state_dict())
+    return other
 
 
 def flattened(gradients):

@@ -189,6 +189,22 @@ def test_r1_a_row_of_lowest_biases_is_the_mean_and_so_are_its_gradients(isa, dty
 # ---- sums
 
 
+@pytest.mark.parametrize("size", [900.0, 1.1e3, 1e4, 1e5, 1e6])
+def test_scores_so_large_that_lse_loses_digits_are_no_worse(isa, size):
+    """All keys alike: a weight is 1 / n_kv, and the gradient of every value the mean of grad_output."""
+    rng = np.random.default_rng(0)
+    query, key = (
+        np.full((2, 8, 4), np.sqrt(size), "f4"),
+        np.full((2, 16, 4), np.sqrt(size) / 2, "f4"),
+    )
+    value, grad = rng.standard_normal((2, 16, 4), "f4"), rng.standard_normal((2, 8, 4), "f4")
+    result = attn_engine.scaled_dot_product_attention(query, key, value, return_lse=True)
+    backward = attn_engine.scaled_dot_product_attention_backward
+    gradients = backward(grad, query, key, value, result.output, result.lse)
+    expected = np.broadcast_to(grad.astype("f8").sum(-2, keepdims=True) / 16, value.shape)
+    np.testing.assert_allclose(gradients.value, expected, atol=2e-5 * abs(expected).max())
+
+
 def test_b75_gradients_of_a_shared_key_are_sums_over_its_queries(dtype):
     problem = make_problem(dtype, n_heads=6, n_kv_heads=2, n_q=3, n_kv=1)
     training = with_cotangents(problem)

@@ -334,6 +334,14 @@ def test_what_a_cache_says_of_itself():
     assert lengths.tolist() == [9, 4] and cache.lengths.tolist() == [10, 5]
 
 
+def test_what_the_constructor_decided_cannot_be_set():
+    cache = KVCache(2, 3, 20, 100)
+    for name in ("batch", "n_kv_heads", "d_qk", "d_v", "capacity", "dtype", "window", "page_size"):
+        with pytest.raises(AttributeError, match=f"^{name}: decided when the KVCache was made"):
+            setattr(cache, name, 7)
+    assert (cache.batch, cache.d_v, cache.window) == (2, 20, None)
+
+
 def test_the_example_of_the_readme_runs():
     blocks = README.read_text(encoding="utf-8").split("```python\n")[1:]
     (example,) = (block.split("```")[0] for block in blocks if "KVCache" in block.split("```")[0])

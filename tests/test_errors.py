@@ -98,7 +98,7 @@ DTYPES = {
     "long double": ({"query": QUERY.astype(np.longdouble)},
         "query: dtype", "query.astype(np.float64)"),
     "object": ({"key": KEY.astype(object)}, "key: dtype object is not"),
-    "None": ({"query": None}, "query: dtype object is not"),
+    "None": ({"query": None}, "query: missing, got None, expected an array"),
     "float8": ({"query": QUERY.astype(ml_dtypes.float8_e4m3fn)},
         "query: dtype float8_e4m3fn is not", "query.astype(np.float32)"),
     "int4": ({"key": KEY.astype(ml_dtypes.int4)},

@@ -24,8 +24,8 @@ LAYERS = [
     *("problem_additive", "additive", "multiplicative", "monotonic", "dot_product"),
     *("problem_backward", "backward", "varlen", "merge", "projection"),
     *("problem_classic_backward", "classic_backward"),
-    *("cache_kind", "pages", "pools", "problem_cache", "cache", "rotary"),
-    *("parameters", "problem_multihead", "multihead_backward", "multihead"),
+    *("facts", "cache_kind", "pages", "pools", "problem_cache", "cache", "rotary"),
+    *("layer_kind", "parameters", "problem_multihead", "multihead_backward", "multihead"),
     *("plans", "doctor", "__init__"),
 ]
 # Programs on top of the package: they use it, and it knows nothing of them.

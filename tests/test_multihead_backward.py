@@ -1,6 +1,5 @@
 """The backward pass of `MultiheadAttention`: slopes of the forward, float32, bits, what is hidden."""
 
-import copy
 import dataclasses
 from itertools import combinations
 
@@ -15,6 +14,7 @@ from multihead_gradients import (
     batch_first,
     bounds,
     flattened,
+    of_dtype,
     random_training,
     with_cotangents,
 )
@@ -91,8 +91,7 @@ def test_float32_is_as_close_to_float64_as_its_bound(configuration):
 
 def test_16_bits_are_computed_in_float32_and_rounded_once(dtype):
     training = everything(dtype)
-    wide = copy.deepcopy(training.call.layer)
-    wide.dtype = np.dtype(np.promote_types(dtype, np.float32))
+    wide = of_dtype(training.call.layer, np.promote_types(dtype, np.float32))
     arguments = {n: x.astype(wide.dtype) for n, x in training.call.arguments.items()}
     same = Training(
         Call(wide, arguments),

@@ -1,5 +1,6 @@
 """Parameters of `MultiheadAttention`: names, shapes, loading, files, first values."""
 
+import re
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ from multihead import make_inputs, make_layer
 from oracle import assert_same_bits
 
 from attn_engine import MultiheadAttention, ShapeError
+from attn_engine.layer_kind import LayerKind
 
 
 def test_names_order_and_shapes():
@@ -217,6 +219,10 @@ def test_without_the_package_the_message_says_how_to_get_it(monkeypatch):
             "in_proj_bias: got float64, expected an array of float32; load_state_dict converts"),
         (lambda layer: setattr(layer, "in_proj_bias", None), TypeError,
             "in_proj_bias: got NoneType, expected an array of float32"),
+        (lambda layer: setattr(layer, "q_proj_weight", np.zeros((12, 12), np.float32)), ValueError,
+            "q_proj_weight: the layer has none, expected None; its parameters are in_proj_weight, "),
+        (lambda layer: setattr(layer, "bias_k", np.zeros((1, 1, 12), np.float32)), ValueError,
+            "bias_k: the layer has none, expected None; its parameters are in_proj_weight, "),
     ],
 )  # fmt: skip
 def test_an_attribute_that_does_not_fit_is_an_error_of_the_call(change, kind, message):
@@ -226,6 +232,32 @@ def test_an_attribute_that_does_not_fit_is_an_error_of_the_call(change, kind, me
     with pytest.raises(kind) as error:
         layer(x, x, x)
     assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize("wrong", [7, 0, -1, None, "8"])
+def test_what_the_constructor_decided_cannot_be_set(wrong):
+    layer = MultiheadAttention(12, 6, num_kv_heads=2)
+    shown = repr(layer)
+    for name in (*LayerKind._fields, "head_dim"):
+        expected = (
+            f"{name}: decided when the MultiheadAttention was made, cannot be set to {wrong!r}"
+        )
+        with pytest.raises(AttributeError, match=re.escape(expected)):
+            setattr(layer, name, wrong)
+    assert repr(layer) == shown and (layer.head_dim, layer.num_kv_heads) == (2, 2)
+
+
+def test_what_may_be_set_is_checked():
+    layer = MultiheadAttention(12, 6)
+    layer.dropout, layer.training = 0.25, True
+    for name, wrong, kind in (
+        ("dropout", 1.0, ValueError),
+        ("dropout", "no", TypeError),
+        ("training", "no", TypeError),
+    ):
+        with pytest.raises(kind, match=f"^{name}: got "):
+            setattr(layer, name, wrong)
+    assert layer.dropout == 0.25 and layer.training is True
 
 
 def test_shapes_of_a_state_dict_have_a_diagnosis():

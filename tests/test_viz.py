@@ -169,6 +169,19 @@ def test_text_keeps_to_what_the_stream_can_encode():
     plain = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     text = to_text(SENTENCE, TOKENS, stream=plain)
     assert text.isascii() and ASCII[-1] in text
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252", "cp437", "utf-8"])
+@pytest.mark.parametrize("width", [9, 200])
+def test_every_token_can_be_written_to_the_stream(encoding, width):
+    tokens = [" ", "\u00e9 ", "\t", "\u6ce8\u610f", "\u0301", "\u2423", "x" * 40, "\ud800", ""]
+    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    text = to_text(np.eye(len(tokens)), tokens, width=width, stream=stream)
+    stream.write(text)
+    stream.flush()
+    labels = [line.split()[0] for line in text.splitlines()[-len(tokens) :]]
+    expected = {"ascii": ["_", "?_", "?", "??"], "utf-8": ["\u2423", "\u00e9\u2423", "\u2409"]}
+    assert labels[: len(expected.get(encoding, ()))] == expected.get(encoding, [])
     assert BLOCKS[-1] in to_text(SENTENCE, TOKENS, stream=io.StringIO())
 
 

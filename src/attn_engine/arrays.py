@@ -28,6 +28,8 @@ def as_array(name: str, value: Any) -> np.ndarray:
     """`value` as a plain ndarray of whatever dtype, without a copy where its memory can be read."""
     if type(value) is np.ndarray:
         return value
+    if value is None:
+        raise TypeError(f"{name}: missing, got None, expected an array")
     if isinstance(value, np.ma.MaskedArray):
         raise TypeError(
             f"{name}: masked arrays are not accepted; pass {name}.data and an attention mask"
@@ -211,10 +213,15 @@ def as_mask(name: str, value: Any) -> np.ndarray:
     return mask
 
 
+def distinct(array: np.ndarray) -> np.ndarray:
+    """`array` with size 1 for axes along which it only repeats itself (stride 0)."""
+    return array[tuple([slice(1) if stride == 0 else slice(None) for stride in array.strides])]
+
+
 def prepared_mask(mask: np.ndarray, compute: np.dtype) -> np.ndarray:
     """`mask` as bool or `compute`, with at least one axis; repeated axes (stride 0) get size 1."""
     # Converting a mask must not cost what a broadcast one spans.
-    mask = mask[tuple([slice(1) if stride == 0 else slice(None) for stride in mask.strides])]
+    mask = distinct(mask)
     if not mask.ndim:
         mask = mask.reshape(1)
     if mask.dtype.kind == "b" or mask.dtype == compute:

@@ -9,6 +9,7 @@ from ._core import attend as _attend
 from .arrays import CODES, is_walkable
 from .cache_kind import check_kind
 from .dot_product import AttentionResult
+from .facts import Fact
 from .pages import Pages
 from .pools import make_pools
 from .problem_cache import plain_attention as _plain_attention
@@ -55,7 +56,7 @@ class KVCache:
     Attributes
     ----------
     batch, n_kv_heads, d_qk, d_v, capacity, dtype, storage, window, page_size
-        As above; not to be changed.
+        As above; read-only.
 
     Raises
     ------
@@ -96,6 +97,9 @@ class KVCache:
     ((1, 8, 1, 64), array([11]))
     """
 
+    batch, n_kv_heads, d_qk, d_v, capacity = Fact(), Fact(), Fact(), Fact(), Fact()
+    dtype, storage, window, page_size = Fact(), Fact(), Fact(), Fact()
+
     def __init__(
         self,
         batch: int,
@@ -112,8 +116,6 @@ class KVCache:
         self._kind = kind = check_kind(
             batch, n_kv_heads, d_qk, capacity, d_v, dtype, storage, window, page_size
         )
-        self.batch, self.n_kv_heads, self.d_qk, self.d_v, self.capacity = kind[:5]
-        self.dtype, self.storage, self.window, self.page_size = kind[5:9]
         # First, since the system may refuse it: tables are filled at once.
         self._pools = make_pools(
             (self.batch * kind.columns, self.n_kv_heads, self.page_size),
@@ -174,6 +176,7 @@ class KVCache:
             pages.advance_one()
             return
         key, value, counts = problem_cache.check_tokens(kind, pages, key, value, lengths)
+        key, value = (problem_cache.readable(kind, x) for x in (key, value))
         # A ring takes no more at a time than it holds.
         for start in range(0, key.shape[2], kind.capacity):
             tokens = slice(start, start + kind.capacity)

@@ -8,6 +8,7 @@ import argparse
 import ast
 import json
 import os
+import re
 import shlex
 import sys
 from importlib.util import find_spec
@@ -18,6 +19,7 @@ import numpy as np
 
 from . import __version__, config, diagnose, get_num_threads, show_config
 from .bench.files import BadInput
+from .doctor.arguments import SEVERAL, TENSORS
 from .doctor.operations import OPERATIONS
 
 FORMULA_TOLERANCE = 1e-12  # the sentence is float64
@@ -52,7 +54,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 def make_parser() -> Parser:
     """Commands and their options."""
-    parser = Parser(prog="attn-engine", description="Attention on CPUs: see what it does here.")
+    parser = Parser(
+        prog="attn-engine",
+        description="Attention on CPUs: see what it does here.",
+        epilog="Exit codes: 0 all well, 1 a result was wrong or something failed, 2 a bad command "
+        "line, file or variable.",
+    )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(metavar="command", required=True)
     info = commands.add_parser("info", help="what was built, detected and chosen")
@@ -142,7 +149,8 @@ def add_diagnose(commands: Any) -> None:
         "diagnose",
         help="which tensor of a call has the wrong shape, the fix, and a test",
         description="Says which tensor of a call has the wrong shape, what it should be, the fix "
-        "in one line, and a test to paste. Exit code 0 if all shapes fit, 1 if not.",
+        "in one line, and a test to paste. Exit code 0 if all shapes fit, 1 if not, 2 if the call has "
+        "another fault than a shape.",
     )
     command.add_argument("--op", required=True, choices=list(OPERATIONS), help="the attention")
     command.add_argument(
@@ -150,7 +158,9 @@ def add_diagnose(commands: Any) -> None:
         nargs="+",
         type=assignment,
         metavar="NAME=VALUE",
-        help="a tensor's shape, such as query=2,5,64, or an option, such as num_heads=8",
+        help="for a tensor always its shape, however it is written: query=2,5,64, "
+        "query=2x5x64, 'query=[2, 5, 64]' or 'query=torch.Size([2, 5, 64])'; v_a=32 is (32,), and so "
+        "is key_lengths=32. For an option its value: num_heads=8, enable_gqa=True, layout=bshd",
     )
     command.set_defaults(run=run_diagnose)
 
@@ -268,12 +278,34 @@ def run_diagnose(options: argparse.Namespace) -> int:
 def assignment(text: str) -> tuple[str, Any]:
     """An argument NAME=VALUE: a shape, a number, or a word."""
     name, _, value = text.partition("=")
+    is_tensor = name in TENSORS
     try:
-        return name, ast.literal_eval(value)
+        read = ast.literal_eval(plain_shape(value) if is_tensor else value)
+        return name, as_shape(read, name in SEVERAL) if is_tensor else read
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        if name.isidentifier() and value.isidentifier():
+        if name.isidentifier() and value.isidentifier() and not is_tensor:
             return name, value
     raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE, such as query=2,5,64")
+
+
+def plain_shape(text: str) -> str:
+    """A shape, or several, without what libraries print around it."""
+    text = re.sub(r"torch\.Size\((.*?)\)", r"\1", text.strip())
+    return re.sub(r"\d+(x\d+)+", lambda shape: f"({shape[0].replace('x', ',')})", text)
+
+
+def as_shape(value: Any, several: bool) -> Any:
+    """What was read as a tuple, or as one for each of several tensors; flags and None as they are."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return (value,)
+    if not isinstance(value, (tuple, list)):
+        raise TypeError("not a shape")
+    if not several:
+        return tuple(value)
+    one = all(isinstance(each, int) for each in value)
+    return tuple(as_shape(each, False) for each in ([value] if one else value))
 
 
 def fail(message: str, code: int = 1) -> int:

@@ -68,7 +68,7 @@ def merge_attention(
     >>> output, np.exp(lse)
     (array([[2.]]), array([3.]))
     """
-    outputs, lses = _parts(outputs, lses, check_layout(layout))
+    outputs, lses = check_parts(outputs, lses, check_layout(layout))
     dtype, compute = native(outputs[0].dtype), lses[0].dtype
     with np.errstate(all="ignore"):
         largest = np.maximum.reduce(lses)
@@ -88,7 +88,7 @@ def merge_attention(
     return MergedAttention(merged, lse)
 
 
-def _parts(outputs: Any, lses: Any, bshd: bool) -> tuple[list[np.ndarray], list[np.ndarray]]:
+def check_parts(outputs: Any, lses: Any, bshd: bool) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Outputs in layout bhsd and lses of the compute type, of equal shapes."""
     for name, parts in (("outputs", outputs), ("lses", lses)):
         if not hasattr(parts, "__iter__"):

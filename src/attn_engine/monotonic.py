@@ -1,9 +1,11 @@
 """Monotonic alignment: attention that only moves forward."""
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .arrays import as_floats, check_same_dtype, compute_type, native
+from .arrays import as_floats, check_same_dtype, compute_type, distinct, native
 from .misfits import wrong_shape
 from .shapes import ShapeError, batch_words
 
@@ -56,6 +58,24 @@ def monotonic_attention(
     >>> monotonic_attention([0.1, 0.9, 0.9], [1.0, 0.0, 0.0], "hard")
     array([0., 1., 0.])
     """
+    p, previous = check_alignment(p_choose, previous_alignment, mode)
+    dtype, compute = native(p.dtype), compute_type(p.dtype)
+    p, previous = p.astype(compute), previous.astype(compute)
+    if mode == "hard":
+        p = (p > 0.5).astype(compute)
+    alignment = np.empty_like(p)
+    passing = np.zeros(p.shape[:-1], compute)  # who comes from the keys before
+    for j in range(p.shape[-1]):
+        arrived = passing + previous[..., j]
+        alignment[..., j] = p[..., j] * arrived
+        passing = (1 - p[..., j]) * arrived
+    return alignment.astype(dtype, copy=False)
+
+
+def check_alignment(
+    p_choose: Any, previous_alignment: Any, mode: Any
+) -> tuple[np.ndarray, np.ndarray]:
+    """The arguments, of one shape and dtype."""
     if mode not in ("parallel", "hard"):
         raise ValueError(f'mode: got {mode!r}, expected "parallel" or "hard"')
     p = as_floats("p_choose", p_choose)
@@ -69,16 +89,7 @@ def monotonic_attention(
         right = {(*batch_words(p.ndim - 1), "T_enc"): p.shape}
         otherwise = f"make it {p.shape}, nothing is broadcast"
         raise wrong_shape(what, "previous_alignment", previous.shape, right, otherwise)
-    dtype, compute = native(p.dtype), compute_type(p.dtype)
-    p, previous = p.astype(compute), previous.astype(compute)
-    if not ((p >= 0) & (p <= 1)).all():
+    few = distinct(p)
+    if not ((few >= 0) & (few <= 1)).all():
         raise ValueError("p_choose: expected probabilities, from 0 to 1, e.g. a sigmoid of scores")
-    if mode == "hard":
-        p = (p > 0.5).astype(compute)
-    alignment = np.empty_like(p)
-    passing = np.zeros(p.shape[:-1], compute)  # who comes from the keys before
-    for j in range(p.shape[-1]):
-        arrived = passing + previous[..., j]
-        alignment[..., j] = p[..., j] * arrived
-        passing = (1 - p[..., j]) * arrived
-    return alignment.astype(dtype, copy=False)
+    return p, previous

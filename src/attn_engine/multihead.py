@@ -342,7 +342,7 @@ class MultiheadAttention(MultiheadParameters):
         """Checked inputs, what hides keys from attention, and what attends to what."""
         padding, mask, is_causal = masks
         is_causal = check_flag("is_causal", is_causal)
-        self._check()
+        self.check_parameters()
         features = (self.embed_dim, self.kdim, self.vdim)
         inputs = check_inputs(*tensors, self.dtype, features, self.batch_first)
         added, compute = self.add_bias_kv + self.add_zero_attn, compute_type(self.dtype)
@@ -356,7 +356,7 @@ class MultiheadAttention(MultiheadParameters):
         weights = self.in_proj_weight
         if weights is None:
             weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
-        sizes = (self.embed_dim, self._kv_dim)
+        sizes = (self.embed_dim, self._kind.kv_dim)
         parts = project_inputs(inputs[:3], weights, self.in_proj_bias, sizes, threads)
         for i, row in ((1, self.bias_k), (2, self.bias_v)):
             rows = [row] * self.add_bias_kv + [np.zeros(1, parts[i].dtype)] * self.add_zero_attn

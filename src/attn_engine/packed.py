@@ -49,15 +49,7 @@ def packed_attention(
     totals = {"total_q": _end(cu_seqlens_q), "total_k": _end(cu_seqlens_k)}
     totals = {axis: total for axis, total in totals.items() if total is not None}
     axes, total_k = check_packed(query.shape, key.shape, value.shape, gqa, totals)
-    query_starts = _starts("cu_seqlens_q", cu_seqlens_q, axes.n, "query")
-    key_starts = _starts("cu_seqlens_k", cu_seqlens_k, total_k, "key")
-    if len(query_starts) != len(key_starts):
-        raise ShapeError(
-            f"cu_seqlens_k: {len(key_starts) - 1} sequences but cu_seqlens_q has "
-            f"{len(query_starts) - 1}",
-            "a sequence without keys repeats an entry",
-            "cu_seqlens_k", key_starts.shape, query_starts.shape, "(sequences + 1,)",
-        )  # fmt: skip
+    query_starts, key_starts = _starts(cu_seqlens_q, cu_seqlens_k, axes.n, total_k)
     n_q, n_kv, batch = np.diff(query_starts), np.diff(key_starts), (len(query_starts) - 1,)
     limits = check_limits(is_causal, causal_offset, window, None, None, batch, n_q, n_kv)
     dtype, shape = native(query.dtype), (*query.shape[:-1], value.shape[-1])
@@ -96,29 +88,48 @@ def _end(starts: Any) -> int | None:
         return None
 
 
-def _starts(name: str, value: Any, total: int, packed: str) -> np.ndarray:
-    """Where each sequence begins, and where the last one ends."""
-    starts = as_integers(name, value)
+def _starts(
+    cu_seqlens_q: Any, cu_seqlens_k: Any, total_q: int, total_k: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Where each sequence of queries and of keys begins, and where the last one ends."""
+    queries = _checked("cu_seqlens_q", cu_seqlens_q, total_q, "query")
+    keys = _checked("cu_seqlens_k", cu_seqlens_k, total_k, "key")
+    if len(queries) != len(keys):
+        raise ShapeError(
+            f"cu_seqlens_k: {len(keys) - 1} sequences but cu_seqlens_q has {len(queries) - 1}",
+            "a sequence without keys repeats an entry",
+            "cu_seqlens_k", keys.shape, queries.shape, "(sequences + 1,)",
+        )  # fmt: skip
+    return queries, keys
+
+
+def _checked(name: str, value: Any, total: int, packed: str) -> np.ndarray:
+    """Integers that go from 0 to the rows there are and never down."""
+    starts, fix = (
+        as_integers(name, value),
+        "from lengths it is np.concatenate([[0], np.cumsum({})])",
+    )
     if starts.ndim != 1 or not starts.size:
         raise wrong_shape(
             f"{name}: shape {starts.shape}, expected 1 axis (sequences + 1,)",
-            name, starts.shape, {("sequences + 1",): (max(starts.size, 2),)},
-            "from lengths it is np.concatenate([[0], np.cumsum(lengths)])",
+            name, starts.shape, {("sequences + 1",): (max(starts.size, 2),)}, fix.format("lengths"),
         )  # fmt: skip
+    fix = fix.format(name)
     if starts[0] != 0:
-        raise ValueError(f"{name}: got {starts[0]} at index 0, expected 0, where sequences begin")
-    check_range(name, starts, total)
+        raise ValueError(
+            f"{name}: got {starts[0]} at index 0, expected 0, where sequences begin; {fix}"
+        )
+    check_range(name, starts, total, f", the rows of {packed}; {fix}")
     starts = starts.astype(np.int64)
-    down = np.flatnonzero(np.diff(starts) < 0)
+    down = np.flatnonzero(starts[1:] < starts[:-1])
     if down.size:
         i = int(down[0]) + 1
         raise ValueError(
-            f"{name}: got {starts[i]} at index {i} after {starts[i - 1]}, expected no decrease; "
-            f"from lengths it is np.concatenate([[0], np.cumsum(lengths)])"
+            f"{name}: got {starts[i]} at index {i} after {starts[i - 1]}, expected no decrease; {fix}"
         )
     if starts[-1] != total:
         raise ValueError(
             f"{name}: got {starts[-1]} at index {len(starts) - 1}, the end of the last sequence, "
-            f"expected {total}, the rows of {packed}"
+            f"expected {total}, the rows of {packed}; {fix}"
         )
     return starts

@@ -1,6 +1,6 @@
 """Parameters of `MultiheadAttention` under torch's names: shapes, first values, checks, files."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from math import sqrt
 from operator import attrgetter
 from os import PathLike
@@ -10,32 +10,12 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
-from .arrays import as_dtype, as_floats, bfloat16, compute_type, native
+from .arrays import as_floats, bfloat16, compute_type, native
+from .facts import Checked, Fact
+from .layer_kind import NAMES, check_kind
 from .misfits import wrong_shape
 from .options import check_count, check_flag, check_share
 from .shapes import Shape, ShapeError, in_words
-
-
-def parameter_shapes(
-    embed_dim: int, kv_dim: int, kdim: int, vdim: int, bias: bool, add_bias_kv: bool
-) -> dict[str, Shape]:
-    """The shape of every parameter, in torch's order."""
-    rows = embed_dim + 2 * kv_dim
-    shapes: dict[str, Shape] = {}
-    if kdim == vdim == embed_dim:
-        shapes["in_proj_weight"] = (rows, embed_dim)
-    else:
-        shapes["q_proj_weight"] = (embed_dim, embed_dim)
-        shapes["k_proj_weight"] = (kv_dim, kdim)
-        shapes["v_proj_weight"] = (kv_dim, vdim)
-    if bias:
-        shapes["in_proj_bias"] = (rows,)
-    if add_bias_kv:
-        shapes["bias_k"] = shapes["bias_v"] = (1, 1, kv_dim)
-    shapes["out_proj.weight"] = (embed_dim, embed_dim)
-    if bias:
-        shapes["out_proj.bias"] = (embed_dim,)
-    return shapes
 
 
 def initial_parameters(
@@ -57,7 +37,7 @@ def initial_parameters(
     return parameters
 
 
-def check_parameters(given: Mapping[str, Any], shapes: Mapping[str, Shape]) -> dict[str, Any]:
+def checked_parameters(given: Mapping[str, Any], shapes: Mapping[str, Shape]) -> dict[str, Any]:
     """All parameters and no others, as arrays of the right shapes and some floating dtype."""
     if not isinstance(given, Mapping):
         raise TypeError(
@@ -174,6 +154,11 @@ class MultiheadParameters:
     Parameters are held in the type they are computed in, under torch's names.
     """
 
+    embed_dim, num_heads, num_kv_heads, head_dim = Fact(), Fact(), Fact(), Fact()
+    kdim, vdim, bias, add_bias_kv, add_zero_attn = Fact(), Fact(), Fact(), Fact(), Fact()
+    batch_first, dtype = Fact(), Fact()
+    dropout, training = Checked(check_share), Checked(check_flag)
+
     def __init__(
         self,
         embed_dim: int,
@@ -190,36 +175,14 @@ class MultiheadParameters:
         num_kv_heads: int | None = None,
         rng: np.random.Generator | int | None = None,
     ):
-        self.embed_dim = check_count("embed_dim", embed_dim)
-        self.num_heads = check_count("num_heads", num_heads)
-        self.num_kv_heads = (
-            self.num_heads if num_kv_heads is None else check_count("num_kv_heads", num_kv_heads)
-        )
-        for name, size, divisor, of in (
-            ("embed_dim", self.embed_dim, self.num_heads, "num_heads"),
-            ("num_heads", self.num_heads, self.num_kv_heads, "num_kv_heads"),
-        ):
-            if size % divisor:
-                raise ValueError(f"{name}: {size} is not a multiple of {of}, which is {divisor}")
-        self.kdim = self.embed_dim if kdim is None else check_count("kdim", kdim)
-        self.vdim = self.embed_dim if vdim is None else check_count("vdim", vdim)
-        self.head_dim = self.embed_dim // self.num_heads
-        self._kv_dim = self.num_kv_heads * self.head_dim
-        self.dropout = check_share("dropout", dropout)
-        self.bias = check_flag("bias", bias)
-        self.add_bias_kv = check_flag("add_bias_kv", add_bias_kv)
-        self.add_zero_attn = check_flag("add_zero_attn", add_zero_attn)
-        self.batch_first = check_flag("batch_first", batch_first)
-        self.dtype = as_dtype(dtype)
+        self._kind = check_kind(
+            embed_dim, num_heads, num_kv_heads, kdim, vdim,
+            bias, add_bias_kv, add_zero_attn, batch_first, dtype,
+        )  # fmt: skip
+        self.dropout = dropout
         self.training = False
         self._rng = np.random.default_rng(rng)
-        self._set(initial_parameters(self._shapes(), self._rng))
-
-    def _shapes(self) -> dict[str, Shape]:
-        """The shape of every parameter."""
-        return parameter_shapes(
-            self.embed_dim, self._kv_dim, self.kdim, self.vdim, self.bias, self.add_bias_kv
-        )
+        self._set(initial_parameters(self._kind.shapes(), self._rng))
 
     def _set(self, parameters: Mapping[str, np.ndarray]) -> None:
         """Hold copies, rounded to the layer's dtype, in the type they are computed in."""
@@ -249,19 +212,27 @@ class MultiheadParameters:
         They are of the type that is computed in, float32 for a layer of 16 bits; there
         `load_state_dict` rounds what is new.
         """
-        return ((name, attrgetter(name)(self)) for name in self._shapes())
+        return ((name, attrgetter(name)(self)) for name in self._kind.shapes())
 
-    def _check(self) -> None:
-        """ShapeError or TypeError unless parameters, which anyone may set, are what they should be."""
-        compute = compute_type(self.dtype)
-        for name, shape in self._shapes().items():
+    def check_parameters(self, but: Container[str] = ()) -> None:
+        """ShapeError or TypeError unless all, which anyone may set, but some are what they should be."""
+        compute, shapes = compute_type(self.dtype), self._kind.shapes()
+        for name in NAMES:
             array = attrgetter(name)(self)
+            if name in but or (array is None and name not in shapes):
+                continue
+            if name not in shapes:
+                raise ValueError(
+                    f"{name}: the layer has none, expected None; its parameters are "
+                    f"{', '.join(shapes)}"
+                )
             if type(array) is not np.ndarray or array.dtype != compute:
                 kind = getattr(array, "dtype", type(array).__name__)
                 raise TypeError(
                     f"{name}: got {kind}, expected an array of {compute}; load_state_dict converts"
                 )
-            check_shape(name, array.shape, shape, "load_state_dict checks before it changes any")
+            otherwise = "load_state_dict checks before it changes any"
+            check_shape(name, array.shape, shapes[name], otherwise)
 
     def __repr__(self) -> str:
         """The arguments that make such a layer, those with defaults where they differ."""
@@ -295,7 +266,7 @@ class MultiheadParameters:
         TypeError
             Not a mapping, a parameter is not floating, a tensor requires grad or lives elsewhere.
         """
-        self._set(check_parameters(state_dict, self._shapes()))
+        self._set(checked_parameters(state_dict, self._kind.shapes()))
 
     @classmethod
     def from_torch(cls, module: Any) -> Self:

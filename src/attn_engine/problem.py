@@ -6,6 +6,7 @@ Shapes and values raise ValueError, kinds raise TypeError; a message names the a
 what was got, what was expected and the way out.
 """
 
+from collections.abc import Callable
 from functools import reduce
 from math import prod, sqrt
 from typing import Any
@@ -217,11 +218,12 @@ def self_attention(
     num_heads: Any,
     num_kv_heads: Any,
     attn_mask: Any,
+    room: Callable[..., np.ndarray] = np.empty,
     **options: Any,
 ) -> tuple[Problem, list[tuple[np.ndarray, np.ndarray, np.ndarray]], np.dtype]:
     """The problem, the products (left, right, where to) to fill it with, and the result's dtype.
 
-    Room for the projections is made first, so that everything is checked before any is computed.
+    `room` makes place for the projections first, so that all is checked before any is computed.
     """
     x = as_floats("x", x)
     n_heads = check_count("num_heads", num_heads)
@@ -238,14 +240,9 @@ def self_attention(
     shapes = {"x": x.shape} | dict(zip(_MATRICES, (m.shape for m in matrices), strict=True))
     check_projections(shapes, n_heads, n_kv_heads)
     rows, compute = x.shape[:-1], compute_type(x.dtype)
-    left = x.astype(compute, copy=False)
-    rooms = [np.empty((*rows, matrix.shape[1]), compute) for matrix in matrices]
-    products = [
-        (left, matrix.astype(compute, copy=False), room)
-        for matrix, room in zip(matrices, rooms, strict=True)
-    ]
+    rooms = [room((*rows, matrix.shape[1]), compute) for matrix in matrices]
     tensors = [
-        room.reshape(*rows, n, room.shape[-1] // n) for room, n in zip(rooms, heads, strict=True)
+        each.reshape(*rows, n, each.shape[-1] // n) for each, n in zip(rooms, heads, strict=True)
     ]
     d_v = tensors[2].shape[-1]
     if attn_mask is not None and n_heads == 1:
@@ -255,6 +252,11 @@ def self_attention(
     call = attention(
         *tensors, attn_mask, enable_gqa=True, layout="bshd", return_weights=True, **options
     )
+    left = x.astype(compute, copy=False)
+    products = [
+        (left, matrix.astype(compute, copy=False), each)
+        for matrix, each in zip(matrices, rooms, strict=True)
+    ]
     output = call.output.reshape(*rows, n_heads * d_v)
     weights = call.weights[..., 0, :, :] if n_heads == 1 else call.weights
     return call._replace(output=output, weights=weights), products, native(x.dtype)

@@ -35,12 +35,18 @@ from .shapes_classic import CONCAT, additive_score, check_projection
 
 def projected_keys(keys: Any, U_a: Any, threads: int) -> ProjectedKeys:
     """`project_keys` with its arguments checked."""
+    keys, U_a = check_keys(keys, U_a)
+    return ProjectedKeys(keys, project(keys, U_a), threads)
+
+
+def check_keys(keys: Any, U_a: Any) -> tuple[np.ndarray, np.ndarray | None]:
+    """The arguments of `project_keys`, that fit."""
     keys = as_floats("keys", keys)
     if U_a is not None:
         U_a = as_floats("U_a", U_a)
         check_same_dtype("U_a", U_a, "keys", keys)
     check_projection(keys.shape, None if U_a is None else U_a.shape)
-    return ProjectedKeys(keys, project(keys, U_a), threads)
+    return keys, U_a
 
 
 def _vector(name: str, v: np.ndarray, v_scale: Any) -> np.ndarray:

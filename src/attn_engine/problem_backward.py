@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import problem
-from .arrays import as_array, as_floats, compute_type, is_bfloat16, native, raw, walkable
+from .arrays import as_array, as_floats, compute_type, distinct, is_bfloat16, native, raw, walkable
 from .misfits import wrong_shape
 from .outputs import flat
 from .shapes import Shape
@@ -53,18 +53,9 @@ def attention_backward(
     query, shape = tensors[0], forward.output.shape
     dtype, compute = native(query.dtype), compute_type(query.dtype)
     bshd, n_kv, rows = _sizes(forward, query.ndim)
-    words = "the output, (..., {}, d_v)".format("n_q, n_heads" if bshd else "n_heads, n_q")
-    grad_output = like_forward("grad_output", grad_output, shape, dtype, words)
-    output = like_forward("output", output, shape, dtype, words)
-    words = "the lse that return_lse=True returns, (..., n_heads, n_q)"
-    lse = like_forward("lse", lse, rows, compute, words)
-    _check_lse(lse, output.swapaxes(-2, -3) if bshd else output)
-    if grad_weights is not None:
-        grad_weights = like_forward(
-            "grad_weights", grad_weights, (*rows, n_kv), dtype, "the weights, (..., n_q, n_kv)"
-        )
-    if grad_lse is not None:
-        grad_lse = like_forward("grad_lse", grad_lse, rows, compute, words)
+    grad_output, output, lse, grad_weights, grad_lse = check_given(
+        (grad_output, output, lse, grad_weights, grad_lse), shape, (*rows, n_kv), dtype, bshd
+    )
 
     # All is checked: now copies of what the core cannot read, and room for what it adds to.
     inputs = dict(zip(names, tensors, strict=True)) | {
@@ -86,6 +77,31 @@ def attention_backward(
     )
     dtypes = {name: native(x.dtype) for name, x in wanted.items()}
     return Backward(arguments, gradients, dtypes, lse, row_sums)
+
+
+def check_given(
+    given: tuple[Any, Any, Any, Any, Any], shape: Shape, weights: Shape, dtype: np.dtype, bshd: bool
+) -> list[np.ndarray | None]:
+    """grad_output, output, lse, grad_weights and grad_lse, of an output and weights of these shapes."""
+    compute, rows = compute_type(dtype), weights[:-1]
+    to_output = "the output, (..., {}, d_v)".format("n_q, n_heads" if bshd else "n_heads, n_q")
+    to_lse = "the lse that return_lse=True returns, (..., n_heads, n_q)"
+    expected = {
+        "grad_output": (shape, dtype, to_output),
+        "output": (shape, dtype, to_output),
+        "lse": (rows, compute, to_lse),
+        "grad_weights": (weights, dtype, "the weights, (..., n_q, n_kv)"),
+        "grad_lse": (rows, compute, to_lse),
+    }
+    arrays = {
+        name: None
+        if x is None and name in ("grad_weights", "grad_lse")
+        else like_forward(name, x, *e)
+        for (name, e), x in zip(expected.items(), given, strict=True)
+    }
+    output = arrays["output"]
+    _check_lse(arrays["lse"], output.swapaxes(-2, -3) if bshd else output)
+    return list(arrays.values())
 
 
 def check_needs(needs: Any, names: tuple[str, ...]) -> frozenset[str]:
@@ -147,10 +163,10 @@ def _dense(rows: np.ndarray) -> np.ndarray:
 def _parts(lse: np.ndarray, grad_weights: np.ndarray | None) -> np.ndarray | None:
     """Room for a first pass over the scores, where lse alone cannot restore the weights.
 
-    That is where it is so large that its last digits matter (every key biased by -1e38, say).
+    That is where it is so large that its last digits matter: beyond 1000 in float32.
     """
     digits = np.finfo(lse.dtype).eps * np.abs(lse)
-    coarse = np.any((digits > 2.0**-6) & np.isfinite(digits))
+    coarse = np.any((digits > 2.0**-13) & np.isfinite(digits))
     return (
         np.empty((3, *lse.shape), native(lse.dtype)) if coarse or grad_weights is not None else None
     )
@@ -171,9 +187,9 @@ def _room(gradients: dict[str, np.ndarray], compute: np.dtype, batch: Shape) -> 
 
 def _check_lse(lse: np.ndarray, output: np.ndarray) -> None:
     """No forward makes +inf, and NaN only where it makes the output NaN; that it is right see below."""
-    lost = ~(lse < np.inf)
-    if not lost.any():
+    if (distinct(lse) < np.inf).all():
         return
+    lost = ~(lse < np.inf)
     lost &= (lse == np.inf) | ~np.isnan(output).any(-1) & (output.shape[-1] > 0)
     if lost.any():
         where = tuple(int(i) for i in np.argwhere(lost)[0])

@@ -63,7 +63,7 @@ _ADVICE = {
 def check_tokens(
     kind: Kind, pages: Pages, key: Any, value: Any, lengths: Any
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What `append` adds, as the core reads it, and the number of tokens of each entry."""
+    """What `append` adds, and the number of tokens of each entry."""
     key, value = as_floats("key", key), as_floats("value", value)
     _check_dtypes(kind, key=key, value=value)
     _check_shapes(kind, key=key, value=value)
@@ -80,7 +80,7 @@ def check_tokens(
             f"{before[b] + counts[b]} tokens, but capacity is {kind.capacity}; make a larger "
             f"cache, give it a window so that it forgets what is older, or truncate() it"
         )
-    return _readable(kind, key), _readable(kind, value), counts
+    return key, value, counts
 
 
 def _check_dtypes(kind: Kind, **arrays: np.ndarray) -> None:
@@ -119,7 +119,7 @@ def _check_shapes(kind: Kind, **arrays: np.ndarray) -> None:
     raise call.error()
 
 
-def _readable(kind: Kind, array: np.ndarray) -> np.ndarray:
+def readable(kind: Kind, array: np.ndarray) -> np.ndarray:
     """In the type that is computed in, rows dense."""
     with np.errstate(all="ignore"):  # padding may hold anything
         return walkable(array).astype(kind.compute, copy=False)
@@ -254,7 +254,7 @@ def attention(
     weights = np.empty((*rows, n_kv), compute) if want_weights else None
     lse = np.empty(rows, compute) if want_lse else None
     arguments = (
-        _readable(kind, query), *pools[:2], target, weights, lse,
+        readable(kind, query), *pools[:2], target, weights, lse,
         None if mask is None else _core_mask(mask, compute, pages.starts, n_kv), None,
         *limits[:3], scale, *limits[3:], kind.code, False, threads, tuple(extras),
     )  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import problem_additive, problem_classic
-from .arrays import as_floats, compute_type, dtype_code, native, raw, walkable
+from .arrays import as_floats, compute_type, distinct, dtype_code, native, raw, walkable
 from .problem_backward import check_needs, like_forward
 from .projection import gradient_of_tokens, gradient_of_weight, rows_of
 from .shapes import Shape
@@ -141,7 +141,7 @@ def additive_backward(
     needs = _needs_of(needs, ADDITIVE, inputs)
     forward = _plain_forward(inputs, num_heads, threads)
     if forward is None:
-        inputs = _as_arrays(inputs, without=("v_scale",))
+        inputs = as_arrays(inputs, without=("v_scale",))
         forward = problem_additive.additive(
             **inputs, mask=None, key_lengths=None, num_heads=num_heads, out=None, threads=threads
         ).arguments
@@ -174,7 +174,7 @@ def concat_backward(
 ) -> ClassicBackward:  # fmt: skip
     """`concat_attention_backward`'s arguments, checked; raises all that it documents."""
     needs = _needs_of(needs, CONCAT, inputs)
-    inputs = _as_arrays(inputs)
+    inputs = as_arrays(inputs)
     forward = problem_additive.concat(
         **inputs, mask=None, key_lengths=None, num_heads=num_heads, out=None, threads=threads
     ).arguments
@@ -191,7 +191,7 @@ def _needs_of(needs: Any, names: tuple[str, ...], inputs: dict[str, Any]) -> fro
     return frozenset(name for name in check_needs(needs, names) if inputs[name] is not None)
 
 
-def _as_arrays(inputs: dict[str, Any], without: Iterable[str] = ()) -> dict[str, Any]:
+def as_arrays(inputs: dict[str, Any], without: Iterable[str] = ()) -> dict[str, Any]:
     """What is given, as arrays of floats."""
     return {
         name: x if x is None or name in without else as_floats(name, x)
@@ -210,8 +210,8 @@ def _of_additive(
 ) -> ClassicBackward:
     """The core's call, from that of a checked forward."""
     output, made, dtype = forward[5], forward[6], native(inputs["query"].dtype)
-    given = _cotangents(output.shape, made.shape, dtype, grad_context, weights, grad_weights)
-    given = tuple(None if x is None else raw(x) for x in given)
+    given = check_cotangents(output.shape, made.shape, dtype, grad_context, weights, grad_weights)
+    given = tuple(None if x is None else raw(x) for x in _as_read(*given))
     return _core_call((*forward[:4], *_FORWARD_S, *forward[9:]), given, wanted, inputs, needs)
 
 
@@ -221,7 +221,7 @@ def multiplicative_backward(
 ) -> ClassicBackward:  # fmt: skip
     """`general_attention_backward`'s arguments, checked, or `dot_attention_backward`'s, without W."""
     needs = _needs_of(needs, GENERAL if "W" in inputs else DOT, inputs)
-    inputs = _as_arrays(inputs)
+    inputs = as_arrays(inputs)
     options = {"mask": None, "key_lengths": None, "out": None, "threads": threads}
     if "W" in inputs:
         forward = problem_classic.general(**inputs, num_heads=num_heads, **options)
@@ -230,10 +230,10 @@ def multiplicative_backward(
     query, keys = inputs["query"], inputs["keys"]
     values = keys if inputs["values"] is None else inputs["values"]
     dtype, compute = native(query.dtype), compute_type(query.dtype)
-    given = _cotangents(
+    given = check_cotangents(
         forward.output.shape, forward.weights.shape, dtype, grad_context, weights, grad_weights
     )
-    given = tuple(None if x is None else x.astype(compute, copy=False) for x in given)
+    given = tuple(None if x is None else x.astype(compute, copy=False) for x in _as_read(*given))
     projected = problem_classic.project(query, inputs["W"].T if "W" in inputs else None)
     tensors = (walkable(x.astype(compute, copy=False)) for x in (projected, keys, values))
     arguments = (*tensors, None, *_FORWARD_S, dtype_code(compute), num_heads, threads)
@@ -260,7 +260,7 @@ def _core_call(
     return ClassicBackward(arguments, gradients, inputs, needs)
 
 
-def _cotangents(
+def check_cotangents(
     shape: Shape,
     weights_shape: Shape,
     dtype: np.dtype,
@@ -268,21 +268,32 @@ def _cotangents(
     weights: Any,
     grad_weights: Any,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """The gradient by the context, the weights, and the gradient by them, as the core reads them."""
+    """The gradient by the context, the weights, and the gradient by them, that fit."""
     grad_context = like_forward("grad_context", grad_context, shape, dtype, "the context")
     weights = like_forward("weights", weights, weights_shape, dtype, "the weights")
     if grad_weights is not None:
         grad_weights = like_forward(
             "grad_weights", grad_weights, weights_shape, dtype, "the weights"
         )
-        grad_weights = np.ascontiguousarray(grad_weights, dtype)
-    weights = np.ascontiguousarray(weights, dtype)
     _check_weights(weights)
+    return grad_context, weights, grad_weights
+
+
+def _as_read(
+    grad_context: np.ndarray, weights: np.ndarray, grad_weights: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """The same, where the core can read them."""
+    weights, grad_weights = (
+        None if x is None else np.ascontiguousarray(x, native(x.dtype))
+        for x in (weights, grad_weights)
+    )
     return walkable(grad_context), weights, grad_weights
 
 
 def _check_weights(weights: np.ndarray) -> None:
     """None is below 0, and those of a row sum to 1, or to 0 where nothing is seen."""
+    few = distinct(weights)  # rows that are there several times are looked at once
+    weights = np.broadcast_to(few, (*few.shape[:-1], weights.shape[-1]))
     with np.errstate(all="ignore"):
         sums = np.add.reduce(weights, -1, compute_type(weights.dtype))
         wrong = np.abs(sums * (sums - 1)) > _SLACK  # NaN passes: it is propagated

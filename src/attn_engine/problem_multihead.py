@@ -85,8 +85,7 @@ def engine_masks(
     `keep_bias` a bias of nothing but 0 and -inf stays one: it may have a gradient.
     """
     batch, n_q, n_kv = inputs.scores
-    padding = _padding_mask(key_padding_mask, batch, n_kv, inputs.batched, keep_bias)
-    mask = _score_mask(attn_mask, (batch, num_heads, n_q, n_kv), compute, inputs.batched)
+    padding, mask = check_masks(key_padding_mask, attn_mask, inputs, num_heads, compute, keep_bias)
     options: dict[str, Any] = {"is_causal": is_causal}
     if is_causal:
         options["causal_offset"] = added
@@ -105,6 +104,21 @@ def engine_masks(
         seen = mask.dtype == bool  # True, or a bias of 0
         options["attn_mask"] = _after(added, seen, mask)
     return options
+
+
+def check_masks(
+    key_padding_mask: Any,
+    attn_mask: Any,
+    inputs: Inputs,
+    num_heads: int,
+    compute: np.dtype,
+    keep_bias: bool = False,
+) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Both masks: of the keys, True = ignore, and of the scores, True = attend; or biases."""
+    batch, n_q, n_kv = inputs.scores
+    padding = _padding_mask(key_padding_mask, batch, n_kv, inputs.batched, keep_bias)
+    mask = _score_mask(attn_mask, (batch, num_heads, n_q, n_kv), compute, inputs.batched)
+    return padding, mask
 
 
 def _after(added: int, number: int, array: np.ndarray) -> np.ndarray:

@@ -17,6 +17,8 @@ INTEGERS = {"key_lengths", "query_lengths", "lengths", "position_ids", "batch_in
 # Shapes of these say nothing of their numbers, which are found where the rows are known.
 STARTS = {"cu_seqlens_q", "cu_seqlens_k"}
 SEVERAL = {"segment_ids": tuple, "outputs": list, "lses": list}  # arrays in one argument
+TENSORS = FLOATS | MASKS | INTEGERS | STARTS | SEVERAL.keys()
+_VECTORS = {"v_a", "v"}  # a scale needs a direction, which zeros have not
 _COMPUTED = {"lse", "lses", "grad_lse"}  # of the type that is computed in
 
 
@@ -33,22 +35,22 @@ def filled(name: str, value: Any, dtype: np.dtype) -> Any:
     if name in FLOATS | MASKS and type(value) is int:
         value = (value,)
     if name in SEVERAL and isinstance(value, (tuple, list)):
-        return SEVERAL[name](_zeros(name, each, dtype) for each in value)
+        return SEVERAL[name](_repeated(name, each, dtype) for each in value)
     if name in STARTS and isinstance(value, tuple):
-        _zeros(name, value, dtype)
+        _repeated(name, value, dtype)
         return value
-    return _zeros(name, value, dtype) if name in FLOATS | MASKS | INTEGERS else value
+    return _repeated(name, value, dtype) if name in FLOATS | MASKS | INTEGERS else value
 
 
-def _zeros(name: str, value: Any, dtype: np.dtype) -> Any:
-    """Zeros, all of them the same one in memory, if `value` is a shape."""
+def _repeated(name: str, value: Any, dtype: np.dtype) -> Any:
+    """One number, the only one in memory, if `value` is a shape."""
     if not isinstance(value, tuple):
         return value
     if name in _COMPUTED:
         dtype = compute_type(dtype)
     kind = np.bool_ if name in MASKS else np.int64 if name in INTEGERS | STARTS else dtype
     try:
-        return np.broadcast_to(np.zeros((), kind), value)
+        return np.broadcast_to(np.asarray(name in _VECTORS, kind), value)
     except (TypeError, ValueError):
         raise ValueError(f"{name}: {value} is not the shape of an array") from None
 
@@ -60,7 +62,7 @@ def changed(arguments: dict[str, Any], changes: dict[str, Any], dtype: np.dtype)
         name, _, index = name.partition("[")
         if index:
             several = list(arguments[name])
-            several[int(index[:-1])] = _zeros(name, value, dtype)
+            several[int(index[:-1])] = _repeated(name, value, dtype)
             arguments[name] = SEVERAL[name](several)
         else:
             arguments[name] = filled(name, value, dtype)

@@ -7,20 +7,30 @@ will be.
 
 import inspect
 from collections.abc import Callable
-from types import MethodType
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from .. import problem, problem_cache
-from ..arrays import compute_type
+from .. import cache_kind, layer_kind, problem, problem_additive, problem_backward, problem_cache
+from ..arrays import as_array, compute_type, native
 from ..cache import KVCache
+from ..cache_kind import Kind
+from ..config import resolve_threads
+from ..dot_product import scaled_dot_product_attention
+from ..merge import check_parts
+from ..monotonic import check_alignment
 from ..multihead import MultiheadAttention
-from ..problem_multihead import check_inputs, engine_masks
+from ..options import check_flag, check_layout, check_share
+from ..pages import Pages
+from ..pools import Pools
+from ..problem_classic_backward import as_arrays, check_cotangents
+from ..problem_multihead import check_inputs, check_masks
 from ..shapes import Shape, ShapeError, axes_of, batch_words, in_words
 
 Results = dict[str, tuple[Shape, str]]  # shapes of what a call gives, and the words for their axes
 _NEVER_FITS = np.empty(())
+_NO_POOLS = Pools(None, None, None, None)  # which are not read before `out`
 
 
 def _without_work(call: Callable, out: Any, arguments: dict[str, Any]) -> tuple[Shape, str]:
@@ -51,13 +61,30 @@ def by_out(
     return check
 
 
-def by_running(call: Callable, results: Callable[[Any], Results]) -> Callable[..., Results]:
-    """The checks of a function without `out`, which is run: `results` are those of what it returns."""
+def merge(outputs: Any, lses: Any, layout: Any = "bhsd") -> Results:
+    """`merge_attention` as far as checks go."""
+    arrays, lses = check_parts(outputs, lses, check_layout(layout))
+    shape = arrays[0].shape
+    if layout == "bshd" and len(shape) > 2:
+        shape = (*shape[:-3], shape[-2], shape[-3], shape[-1])
+    return {
+        "merged.output": (shape, "that of outputs[0]"),
+        "merged.lse": (lses[0].shape, "(..., n_heads, n_q)"),
+    }
 
-    def check(**arguments: Any) -> Results:
-        return results(call(**arguments))
 
-    return check
+def monotonic(p_choose: Any, previous_alignment: Any, mode: Any = "parallel") -> Results:
+    """`monotonic_attention` as far as checks go."""
+    p, _ = check_alignment(p_choose, previous_alignment, mode)
+    return {"alignment": (p.shape, "that of p_choose")}
+
+
+def project_keys(keys: Any, U_a: Any, num_threads: Any = None) -> Results:
+    """`project_keys` as far as checks go."""
+    resolve_threads(num_threads)
+    keys, U_a = problem_additive.check_keys(keys, U_a)
+    shape = keys.shape if U_a is None else (*keys.shape[:-1], len(U_a))
+    return {"prepared.projected": (shape, "(..., d_attn)")}
 
 
 def sdpa_weights(right: dict[str, Any]) -> dict[str, int]:
@@ -102,7 +129,9 @@ def self_attention(
 ) -> None:
     """`self_attention` as far as checks go; its heads side by side."""
     try:
-        problem.self_attention(x, (W_q, W_k, W_v), num_heads, num_kv_heads, attn_mask, **options)
+        problem.self_attention(
+            x, (W_q, W_k, W_v), num_heads, num_kv_heads, attn_mask, no_room, **options
+        )
     except ShapeError as error:
         if error.tensor == "out":
             *rows, heads, d_v = error.expected
@@ -111,17 +140,38 @@ def self_attention(
         raise
 
 
+def no_room(shape: Shape, dtype: np.dtype) -> np.ndarray:
+    """An array of that shape that holds one number."""
+    return np.broadcast_to(np.zeros((), dtype), shape)
+
+
 def varlen(call: Callable) -> Callable[..., Results]:
     """The checks of packed sequences, where shapes alone say how many but not where they begin."""
     check = by_out(call, "output")
 
     def with_starts(**arguments: Any) -> Results:
-        for name, packed in (("cu_seqlens_q", "query"), ("cu_seqlens_k", "key")):
-            if isinstance(shape := arguments[name], tuple):
+        shapes = [arguments[name] for name in ("cu_seqlens_q", "cu_seqlens_k")]
+        of_one = (2,)  # as good as many, if nothing else says how many there are
+        if shapes[0] == shapes[1] and _of_several(shapes[0]) and not _by_sequence(arguments):
+            shapes = [of_one, of_one]
+        for name, packed, shape in zip(
+            ("cu_seqlens_q", "cu_seqlens_k"), ("query", "key"), shapes, strict=True
+        ):
+            if isinstance(shape, tuple):
                 arguments[name] = starts(shape, (*np.shape(arguments[packed]), 0)[0])
         return check(**arguments)
 
     return with_starts
+
+
+def _of_several(shape: Any) -> bool:
+    """Whether this is a shape, that of starts of more than one sequence."""
+    return isinstance(shape, tuple) and len(shape) == 1 and shape[0] > 2
+
+
+def _by_sequence(arguments: dict[str, Any]) -> bool:
+    """Whether an option may have a number for each sequence."""
+    return arguments.get("alibi_slopes") is not None or np.ndim(arguments.get("causal_offset")) > 0
 
 
 def starts(shape: Shape, total: int) -> np.ndarray:
@@ -132,33 +182,32 @@ def starts(shape: Shape, total: int) -> np.ndarray:
     return array
 
 
-class _Layer(MultiheadAttention):
-    """A layer of checks alone, without parameters."""
-
-    def _shapes(self) -> dict[str, Shape]:
-        """None."""
-        return {}
-
-    def _set(self, parameters: Any) -> None:
-        """Nothing to hold."""
-
-
-def multihead(**arguments: Any) -> Results:
-    """Make a layer and call it, as far as checks go."""
+def multihead(layer: MultiheadAttention | None = None, **arguments: Any) -> Results:
+    """Make a layer and call it, as far as checks go; with a layer, its parameters are looked at too."""
+    mended = arguments.keys() & layer_kind.NAMES
+    arguments = {name: value for name, value in arguments.items() if name not in mended}
     makes, call = split(MultiheadAttention, arguments)
-    layer = _Layer(**makes)
-    features = (layer.embed_dim, layer.kdim, layer.vdim)
+    made = _with_defaults(MultiheadAttention, makes)
+    check_share("dropout", made.pop("dropout"))
+    np.random.default_rng(made.pop("rng"))
+    kind = layer_kind.check_kind(**made)
+    for flag in ("need_weights", "average_attn_weights", "is_causal"):
+        check_flag(flag, call.get(flag, False))
+    resolve_threads(call.get("num_threads"))
+    if layer is not None:
+        layer.check_parameters(but=mended)
+    features = (kind.embed_dim, kind.kdim, kind.vdim)
     tensors = (call[name] for name in ("query", "key", "value"))
-    inputs = check_inputs(*tensors, layer.dtype, features, layer.batch_first)
-    masks = (call.get("key_padding_mask"), call.get("attn_mask"), call.get("is_causal", False))
-    engine_masks(*masks, inputs, layer.num_heads, 0, compute_type(layer.dtype))
+    inputs = check_inputs(*tensors, kind.dtype, features, kind.batch_first)
+    masks = (call.get("key_padding_mask"), call.get("attn_mask"))
+    check_masks(*masks, inputs, kind.num_heads, compute_type(kind.dtype))
     batch, n_q, n_kv = inputs.scores
     if not inputs.batched:
         return {
-            "output": ((n_q, layer.embed_dim), "(n_q, embed_dim)"),
+            "output": ((n_q, kind.embed_dim), "(n_q, embed_dim)"),
             "weights": ((n_q, n_kv), "(n_q, n_kv)"),
         }
-    axes = ("batch", "n_q") if layer.batch_first else ("n_q", "batch")
+    axes = ("batch", "n_q") if kind.batch_first else ("n_q", "batch")
     return {
         "output": (inputs.query.shape, in_words((*axes, "embed_dim"))),
         "weights": ((batch, n_q, n_kv), "(batch, n_q, n_kv)"),
@@ -172,53 +221,111 @@ def split(made: type, arguments: dict[str, Any]) -> tuple[dict[str, Any], dict[s
     return {name: arguments[name] for name in makes}, call
 
 
+def _with_defaults(called: Callable, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments, and the defaults of others."""
+    bound = inspect.signature(called).bind(**arguments)
+    bound.apply_defaults()
+    return dict(bound.arguments)
+
+
 def of_cache(check: Callable[..., Results], full: bool) -> Callable[..., Results]:
     """The checks of a method of a cache: of the caller's, or of one that is made, full or empty."""
 
     def made(cache: KVCache | None = None, **arguments: Any) -> Results:
-        if cache is None:
-            makes, arguments = split(KVCache, arguments)
-            cache = KVCache(**makes)
-            if full:
-                cache._pages.extend(tokens := np.full(cache.batch, cache.capacity))
-                cache._pages.advance(tokens)
-        return check(cache, **arguments)
+        if cache is not None:
+            return check(cache._kind, cache._pages, **arguments)
+        makes, arguments = split(KVCache, arguments)
+        kind = cache_kind.check_kind(**_with_defaults(KVCache, makes))
+        pages = Pages(kind.batch, 1, kind.capacity, kind.most)  # one page has as many tokens
+        if full:
+            pages.extend(tokens := np.full(kind.batch, kind.capacity))
+            pages.advance(tokens)
+        return check(kind, pages, **arguments)
 
     return made
 
 
-def append(cache: KVCache, key: Any, value: Any, lengths: Any = None) -> Results:
+def _lengths(kind: Kind) -> Results:
+    """What methods that change a cache leave."""
+    return {"cache.lengths": ((kind.batch,), "(batch,)")}
+
+
+def append(
+    kind: Kind, pages: Pages, key: Any, value: Any, lengths: Any = None, num_threads: Any = None
+) -> Results:
     """`KVCache.append` as far as checks go."""
-    problem_cache.check_tokens(cache._kind, cache._pages, key, value, lengths)
-    return {"cache.lengths": ((cache.batch,), "(batch,)")}
+    resolve_threads(num_threads)
+    problem_cache.check_tokens(kind, pages, key, value, lengths)
+    return _lengths(kind)
 
 
-def attend(cache: KVCache, query: Any, out: Any = None, **options: Any) -> Results:
+def attend(kind: Kind, pages: Pages, out: Any = None, **arguments: Any) -> Results:
     """`KVCache.attend` as far as checks go."""
-    output = _without_work(MethodType(KVCache.attend, cache), out, {"query": query} | options)
-    sizes = dict(zip(("batch", "n_heads", "n_q"), np.shape(query)[:3], strict=True))
-    sizes["n_kv"] = int(cache.lengths.max())
+    arguments = _with_defaults(partial(KVCache.attend, None), arguments)
+    threads = resolve_threads(arguments.pop("num_threads"))
+    del arguments["out"]
+    call = partial(problem_cache.attention, kind, pages, _NO_POOLS, threads=threads)
+    output = _without_work(call, out, arguments)
+    sizes = dict(zip(("batch", "n_heads", "n_q"), np.shape(arguments["query"])[:3], strict=True))
+    sizes["n_kv"] = int(pages.lengths().max())
     return {"output": output, "weights": (tuple(sizes.values()), in_words(tuple(sizes)))}
 
 
-def truncate(cache: KVCache, lengths: Any) -> Results:
+def truncate(kind: Kind, pages: Pages, lengths: Any) -> Results:
     """`KVCache.truncate` as far as checks go."""
-    problem_cache.check_kept(cache._kind, cache._pages, lengths)
-    return {"cache.lengths": ((cache.batch,), "(batch,)")}
+    problem_cache.check_kept(kind, pages, lengths)
+    return _lengths(kind)
 
 
-def reorder(cache: KVCache, batch_index: Any) -> Results:
+def reorder(kind: Kind, pages: Pages, batch_index: Any) -> Results:
     """`KVCache.reorder` as far as checks go."""
-    problem_cache.check_order(cache._kind, batch_index)
-    return {"cache.lengths": ((cache.batch,), "(batch,)")}
+    problem_cache.check_order(kind, batch_index)
+    return _lengths(kind)
 
 
-def backward(call: Callable, names: tuple[str, ...]) -> Callable[..., Results]:
-    """The checks of a backward pass, which computes nothing if nothing is asked for."""
+def sdpa_backward(
+    grad_output: Any,
+    output: Any,
+    lse: Any,
+    grad_weights: Any = None,
+    grad_lse: Any = None,
+    needs: Any = problem_backward.NAMES,
+    **forward: Any,
+) -> Results:
+    """`scaled_dot_product_attention_backward` as far as checks go."""
+    problem_backward.check_needs(needs, problem_backward.NAMES)
+    shape, _ = _without_work(scaled_dot_product_attention, None, forward)
+    weights = tuple(sdpa_weights(forward).values())
+    dtype = native(as_array("query", forward["query"]).dtype)
+    bshd = forward.get("layout") == "bshd" and len(shape) > 2
+    given = grad_output, output, lse, grad_weights, grad_lse
+    problem_backward.check_given(given, shape, weights, dtype, bshd)
+    return _gradients(forward, problem_backward.NAMES)
 
-    def check(**arguments: Any) -> Results:
-        call(**(arguments | {"needs": ()}))
-        given = {name: arguments[name] for name in names if arguments.get(name) is not None}
-        return {f"gradients.{n}": (np.shape(x), f"that of {n}") for n, x in given.items()}
+
+def classic_backward(forward: Callable, names: tuple[str, ...]) -> Callable[..., Results]:
+    """The checks of the backward pass of a recurrent network's attention."""
+
+    def check(
+        grad_context: Any,
+        weights: Any,
+        grad_weights: Any = None,
+        needs: Any = names,
+        **arguments: Any,
+    ) -> Results:
+        problem_backward.check_needs(needs, names)
+        inputs = {name: x for name, x in arguments.items() if name in names}
+        arguments |= as_arrays(inputs, without=("v_scale",))
+        shape, _ = _without_work(forward, None, arguments)
+        of_weights = tuple(classic_weights(arguments).values())
+        dtype = native(arguments["query"].dtype)
+        check_cotangents(shape, of_weights, dtype, grad_context, weights, grad_weights)
+        return _gradients(arguments, names)
 
     return check
+
+
+def _gradients(arguments: dict[str, Any], names: tuple[str, ...]) -> Results:
+    """A gradient for each argument that is there, of its shape."""
+    given = {name: arguments[name] for name in names if arguments.get(name) is not None}
+    return {f"gradients.{n}": (np.shape(x), f"that of {n}") for n, x in given.items()}

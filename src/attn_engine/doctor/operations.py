@@ -6,8 +6,6 @@ from functools import partial
 from types import MethodType
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from .. import problem_classic_backward as classic_backward
 from ..additive import additive_attention, concat_attention, project_keys
 from ..backward import scaled_dot_product_attention_backward
@@ -23,11 +21,10 @@ from ..merge import merge_attention
 from ..monotonic import monotonic_attention
 from ..multihead import MultiheadAttention
 from ..multiplicative import dot_attention, general_attention
-from ..problem_backward import NAMES
 from ..rotary import rotary_embedding
 from ..varlen import scaled_dot_product_attention_varlen
 from . import checks
-from .checks import Results, by_out, by_running
+from .checks import Results, by_out
 
 # What a shape depends on; other options stay out of the test.
 OPTIONS = {
@@ -50,7 +47,8 @@ def bind(function: Callable, arguments: dict[str, Any]) -> None:
     """TypeError if an argument is missing or unknown."""
     calls = [(function, arguments)]
     if function is MultiheadAttention:
-        makes, call = checks.split(MultiheadAttention, arguments)
+        call = {name: value for name, value in arguments.items() if name != "layer"}
+        makes, call = checks.split(MultiheadAttention, call)
         calls = [(function, makes), (partial(MultiheadAttention.forward, None), call)]
     elif getattr(KVCache, function.__name__, None) is function:
         call = {name: value for name, value in arguments.items() if name != "cache"}
@@ -58,6 +56,13 @@ def bind(function: Callable, arguments: dict[str, Any]) -> None:
         if "cache" not in arguments:
             makes, call = checks.split(KVCache, arguments)
             calls = [(KVCache, makes), (partial(function, None), call)]
+    known = [name for called, _ in calls for name in inspect.signature(called).parameters]
+    for name in arguments:
+        if name not in (*known, "cache", "layer"):
+            raise TypeError(
+                f"{function.__name__}: got an unexpected argument {name!r}, expected some of "
+                f"{', '.join(known)}"
+            )
     try:
         for called, given in calls:
             inspect.signature(called).bind(**given)
@@ -72,7 +77,8 @@ def found(function: Any, arguments: dict[str, Any]) -> tuple[Operation, dict[str
         function = of
     if isinstance(function, MultiheadAttention):
         made_of = ("embed_dim", "num_heads", "num_kv_heads", "kdim", "vdim", "batch_first", "dtype")
-        arguments = {name: getattr(function, name) for name in made_of} | arguments
+        of_layer = {"layer": function} | {name: getattr(function, name) for name in made_of}
+        arguments = of_layer | arguments
         function = MultiheadAttention
     elif isinstance(of, KVCache):
         arguments = {"cache": of} | arguments
@@ -81,11 +87,6 @@ def found(function: Any, arguments: dict[str, Any]) -> tuple[Operation, dict[str
         if function in (name, operation.function.__name__) or function is operation.function:
             return operation, arguments
     raise ValueError(f"diagnose: no checks of {function!r}, expected one of {list(OPERATIONS)}")
-
-
-def _like(name: str, result: str) -> Callable[[Any], Results]:
-    """The shape of what a function returns, which is that of an argument."""
-    return lambda returned: {result: (np.shape(returned), f"that of {name}")}
 
 
 _LUONG = "Luong scores the decoder state after the step, s_t (Bahdanau the one before it, s_(t-1))"
@@ -161,28 +162,19 @@ OPERATIONS = {
     ),
     "merge": Operation(
         merge_attention,
-        by_running(
-            merge_attention,
-            lambda merged: {
-                "merged.output": (merged.output.shape, "that of outputs[0]"),
-                "merged.lse": (merged.lse.shape, "(..., n_heads, n_q)"),
-            },
-        ),
+        checks.merge,
         "merged = {name}({arguments})",
         "the parts are of disjoint keys; lses keep (..., n_heads, n_q) in every layout",
     ),
     "monotonic": Operation(
         monotonic_attention,
-        by_running(monotonic_attention, _like("p_choose", "alignment")),
+        checks.monotonic,
         "alignment = {name}({arguments})",
         "p_choose are probabilities, such as a sigmoid of scores",
     ),
     "project_keys": Operation(
         project_keys,
-        by_running(
-            project_keys,
-            lambda prepared: {"prepared.projected": (prepared.projected.shape, "(..., d_attn)")},
-        ),
+        checks.project_keys,
         "prepared = {name}({arguments})",
         "pass the result as keys, with U_a=None",
     ),
@@ -217,7 +209,7 @@ OPERATIONS = {
     ),
     "sdpa_backward": Operation(
         scaled_dot_product_attention_backward,
-        checks.backward(scaled_dot_product_attention_backward, NAMES),
+        checks.sdpa_backward,
         "output, _, lse = scaled_dot_product_attention({inputs}, return_lse=True)\n"
         "gradients = {name}({arguments}, output=output, lse=lse)",
         "output and lse are those of the same query, key, scale and masks",
@@ -225,8 +217,10 @@ OPERATIONS = {
 }
 _WEIGHTS = "weights are those that the forward returned for the same arguments"
 OPERATIONS |= {
-    f"{short}_backward": Operation(function, checks.backward(function, names), _BACKWARD, _WEIGHTS)
-    for short, function, names in (
+    f"{short}_backward": Operation(
+        backward, checks.classic_backward(OPERATIONS[short].function, names), _BACKWARD, _WEIGHTS
+    )
+    for short, backward, names in (
         ("additive", additive_attention_backward, classic_backward.ADDITIVE),
         ("concat", concat_attention_backward, classic_backward.CONCAT),
         ("general", general_attention_backward, classic_backward.GENERAL),

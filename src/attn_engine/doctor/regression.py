@@ -6,11 +6,12 @@ from typing import Any
 import numpy as np
 
 from ..cache import KVCache
+from ..layer_kind import NAMES
 from ..multihead import MultiheadAttention
 from ..projected import ProjectedKeys
 from ..shapes import Shape, ShapeError
 from .arguments import FLOATS, INTEGERS, MASKS, SEVERAL, STARTS
-from .checks import Results, starts
+from .checks import Results
 from .operations import OPTIONS, Operation
 
 _OF_THE_FORWARD = {"output", "lse", "weights"}  # what a backward pass is given of it
@@ -25,22 +26,23 @@ def source_of_test(
     name = operation.function.__name__
     is_backward = name.endswith("_backward")
     sources, options = {}, []
+    changes = set() if error is None else {n.partition("[")[0] for n in error.changes}
     for argument, value in (right | _made_of(right.get("cache"))).items():
         source = _source(argument, value, operation, right, results)
-        if is_backward and argument in _OF_THE_FORWARD:
+        if is_backward and argument in _OF_THE_FORWARD - changes:
             continue
         if source:
             sources[argument] = source
         elif argument in OPTIONS or (value is None and argument in FLOATS):
             options.append(f"{argument}={value!r}")
-    changes = {} if error is None else {n.partition("[")[0] for n in error.changes}
     lines = [f"{argument} = {source}" for argument, source in sources.items()]
     for argument in sources:
         if argument in changes:
             wrong = error is not None and argument == error.tensor
             note = f"  # {error.axes}, not {error.shape}" if wrong else ""
             lines.append(f"assert {_shape_of(argument)} == {_shapes(right[argument])}{note}")
-    passed = [f"{argument}={argument}" for argument in sources]
+    made_again = _OF_THE_FORWARD if is_backward else set()
+    passed = [f"{argument}={argument}" for argument in sources if argument not in made_again]
     inputs = [p for p in passed if p.partition("=")[0] not in _NOT_OF_THE_FORWARD]
     lines += operation.source.format(
         name=name,
@@ -51,9 +53,10 @@ def source_of_test(
         inputs=", ".join(inputs + options),
         n_kv=(*results.get("weights", ((1,), ""))[0],)[-1],
     ).splitlines()
-    if is_backward:
-        known = [n for n in _OF_THE_FORWARD if n in changes]
-        lines[-1:-1] = [f"assert {n}.shape == {_shapes(right[n])}" for n in known]
+    if right.get("layer") is not None:
+        call = next(i for i, line in enumerate(lines) if line.startswith("output, "))
+        wrong = sorted(changes & set(NAMES))
+        lines[call:call] = [f"assert layer.{n}.shape == {right[n]}" for n in wrong]
     asserts = [f"assert {r}.shape == {shape}  # {axes}" for r, (shape, axes) in results.items()]
     sums = lines.pop() if lines[-1].startswith("np.testing") else ""
     lines += [*asserts, *filter(None, [sums])]
@@ -113,8 +116,8 @@ def _source(
     if argument in STARTS:
         of = {"cu_seqlens_q": "query", "cu_seqlens_k": "key"}[argument]
         total = np.shape(right[of])[0]
-        numbers = starts(value, total) if isinstance(value, tuple) else np.asarray(value)
-        return f"np.array({numbers.tolist()})"
+        n = value[0] if isinstance(value, tuple) else len(value)
+        return f"np.append(np.zeros({n - 1}, int), {total})"
     shape = tuple(np.shape(value))
     if argument == "sinks":
         return f"np.full({shape}, -np.inf, np.float32)"

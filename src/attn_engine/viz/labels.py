@@ -8,6 +8,8 @@ import numpy as np
 from ..options import check_integer, shown_value
 
 OPEN_BOX = "\u2423"  # a space at an end, which many tokenizers make
+ELLIPSIS = "\u2026"  # the end of a label that is cut
+IN_ASCII = str.maketrans({OPEN_BOX: "_", ELLIPSIS: "~"})  # other signs become "?"
 CIRCLE = "\u25cc"  # what a mark sits on that has no letter before it
 # Characters without a shape of their own that must stay: they join letters, or keep them apart.
 JOINERS = "\u200c\u200d"
@@ -34,6 +36,22 @@ def _visible(character: str) -> str:
     if character in JOINERS or unicodedata.category(character) not in UNSEEN:
         return character
     return f"[U+{code:04X}]"
+
+
+def can_encode(text: str, encoding: str | None) -> bool:
+    """Whether an encoding has all characters; None is that of a stream that keeps text as it is."""
+    try:
+        text.encode(encoding or "utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def encodable(text: str, encoding: str | None) -> str:
+    """A label with signs of ASCII for what the encoding does not have."""
+    if encoding is None or can_encode(text, encoding):
+        return text
+    return text.translate(IN_ASCII).encode(encoding, "replace").decode(encoding)
 
 
 def check_tokens(name: str, tokens: Sequence[str], axis: str, weights: np.ndarray) -> list[str]:
@@ -130,6 +148,6 @@ def cut(text: str) -> str:
     for cluster in clusters(text):
         used += columns(cluster)
         if used > WIDEST:
-            return kept + "…"
+            return kept + ELLIPSIS
         kept += cluster
     return kept

@@ -11,7 +11,16 @@ from numpy.typing import ArrayLike
 
 from ..options import check_count, check_flag, shown_value
 from ..weights import check_weights
-from .labels import check_both_tokens, clusters, columns, cut, one_head, shown
+from .labels import (
+    can_encode,
+    check_both_tokens,
+    clusters,
+    columns,
+    cut,
+    encodable,
+    one_head,
+    shown,
+)
 
 BLOCKS, ASCII = " ░▒▓█", " .+*#"
 # from dark blue to yellow in the terminal's 256 colours
@@ -53,7 +62,7 @@ def to_text(
         Columns that may be used; by default those of the terminal.
     stream : text stream, optional
         Where the text will be written, ``sys.stdout`` by default: it decides on colours, and on
-        other characters where it cannot encode blocks.
+        other characters where it cannot encode blocks or tokens.
 
     Returns
     -------
@@ -86,11 +95,13 @@ def to_text(
     if color is None:
         color = bool(stream.isatty()) and not os.environ.get("NO_COLOR")
     width = shutil.get_terminal_size().columns if width is None else check_count("width", width)
-    steps = RAMP if check_flag("color", color) else BLOCKS if _can_encode(stream) else ASCII
+    characters = BLOCKS if can_encode(BLOCKS, stream.encoding) else ASCII
+    steps = RAMP if check_flag("color", color) else characters
     shades = np.rint(array / (array.max() or 1) * (len(steps) - 1)).astype(int)
-    labels = _aligned([cut(shown(token)) for token in queries])
+    labels = _aligned([encodable(cut(shown(token)), stream.encoding) for token in queries])
     margin = " " * columns(labels[0])
-    heads, widths, blocks = _layout([shown(token) for token in keys], width - len(margin))
+    keys = [encodable(shown(token), stream.encoding) for token in keys]
+    heads, widths, blocks = _layout(keys, width - len(margin))
     lines = []
     for block in blocks:
         for line in heads:
@@ -122,15 +133,6 @@ def _cell(step: int | str, width: int, color: bool) -> str:
     inner = " " if color else step
     cell = inner * (width - gap)
     return " " * gap + (f"\x1b[48;5;{step}m{cell}\x1b[0m" if color else cell)
-
-
-def _can_encode(stream: TextIO) -> bool:
-    """Whether the stream has the blocks: its encoding does, or it keeps text as it is."""
-    try:
-        BLOCKS.encode(stream.encoding or "utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _padded(text: str, width: int) -> str:
