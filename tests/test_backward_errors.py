@@ -54,6 +54,8 @@ KINDS = {
     "grad_output integers": ({"grad_output": ones(2, 4, 5, 6, dtype=int)}, "grad_output: dtype int"),
     "no grad_output": ({"grad_output": None}, "grad_output: got None"),
     "output dtype": ({"output": ones(2, 4, 5, 6, dtype=np.float16)}, "output: dtype float16"),
+    "a whole result": ({"output": FORWARD},
+        "output: got a whole AttentionResult", "pass its .output or .weights or .lse"),
     "no lse": ({"lse": None}, "lse: got None", "return_lse=True"),
     "lse dtype": ({"lse": ones(2, 4, 5, dtype=np.float64)}, "lse: dtype float64, expected float32"),
     "grad_weights dtype": ({"grad_weights": ones(2, 4, 5, 23, dtype=np.float64)},
@@ -106,6 +108,14 @@ def test_lse_of_another_call_is_noticed(options, threads):
 def test_lse_of_other_queries_is_noticed():
     with pytest.raises(ValueError, match="lse: with it the weights of row"):
         call(lse=FORWARD.lse[:, ::-1])
+
+
+def test_what_is_not_noticed():
+    """As documented: an lse that nearly fits, and any output of the right shape."""
+    assert call(lse=FORWARD.lse + np.float32(0.025), output=-FORWARD.output).query.any()
+    for factor in (0.96, 1.04):
+        with pytest.raises(ValueError, match="lse: with it the weights of row"):
+            call(lse=FORWARD.lse - np.float32(np.log(factor)))
 
 
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])

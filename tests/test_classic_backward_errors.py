@@ -43,6 +43,8 @@ KINDS = {
     "no grad_context": ({"grad_context": None}, "grad_context: got None"),
     "grad_context dtype": ({"grad_context": ones(2, 3, 4, dtype=np.float64)},
         "grad_context: dtype float64, expected float32", "grad_context.astype(np.float32)"),
+    "a whole result": ({"weights": CALLS["additive"].forward()},
+        "weights: got a whole ContextResult", "pass its .context or .weights"),
     "no weights": ({"weights": None}, "weights: got None"),
     "weights dtype": ({"weights": ones(2, 3, 7, dtype=np.float64)}, "weights: dtype float64"),
     "grad_weights dtype": ({"grad_weights": ones(2, 3, 7, dtype=int)}, "grad_weights: dtype int"),

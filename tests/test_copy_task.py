@@ -139,8 +139,37 @@ def test_a_run_resumed_after_ctrl_c_has_the_same_bits(tmp_path):
 
     result = run_example(parts, "--steps", "41")
     assert result.returncode == 1
-    assert re.search(r"no-attention.npz: made with .*steps=40.*; delete it$", result.stderr.strip())
+    words = (
+        "no-attention.npz: made with steps 40, longest 20, .*, not with steps 41, .*; delete it$"
+    )
+    assert re.search(words, result.stderr.strip())
     assert result.stderr.count("\n") == 1
+
+
+DRAWING = f"""
+import os, runpy, signal, sys
+sys.path.insert(0, {str(EXAMPLE.parent)!r})
+from matplotlib import pyplot
+pyplot.subplots = lambda *args, **options: os.kill(os.getpid(), signal.SIGINT)
+runpy.run_path({str(EXAMPLE)!r}, run_name="__main__")
+"""
+
+
+def test_ctrl_c_while_drawing_is_one_line(tmp_path):
+    program = [sys.executable, "-W", "error", "-c", DRAWING]
+    assert run_example(tmp_path, "--steps", "2").returncode == 0
+    result = run_example(tmp_path, "--steps", "2", program=program)
+    assert result.returncode == 130
+    assert result.stderr == "stopped; the same command draws again what is trained\n"
+
+
+def test_a_folder_that_is_a_file_is_one_line(tmp_path):
+    path = tmp_path / "file"
+    path.touch()
+    for folder in (path, path / "below"):
+        result = run_example(folder)
+        assert result.returncode == 2 and "Traceback" not in result.stderr
+        assert f"error: --folder {folder}: " in result.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize("module", ["autograd", "matplotlib"])

@@ -231,22 +231,70 @@ def test_the_network_in_training_is_that_of_the_demo(readings, monkeypatch):
 
 
 @trains
-def test_quick_training_writes_a_file_like_the_one_that_is_shipped(tmp_path):
-    output = tmp_path / "quick.npz"
-    command = [sys.executable, "-W", "error", FOLDER / "train.py", "--quick", "--output", output]
-    run = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
+@pytest.mark.parametrize("output", [None, "other.npz"])
+def test_quick_training_writes_a_file_like_the_one_that_is_shipped_elsewhere(output, tmp_path):
+    shipped = FOLDER.parents[1] / "src" / "attn_engine" / "demo"
+    before = {path: path.stat().st_mtime_ns for path in shipped.iterdir() if path.is_file()}
+    command = [sys.executable, "-W", "error", FOLDER / "train.py", "--quick"]
+    command += [] if output is None else ["--output", output]
+    run = subprocess.run(
+        command, check=False, capture_output=True, text=True, cwd=tmp_path, timeout=300
+    )
     assert run.returncode == 0, run.stderr
     assert "% right: dates of days it has not seen" in run.stdout
-    with np.load(output, allow_pickle=False) as made:
-        shapes = {name: (made[name].shape, made[name].dtype) for name in made.files}
-    shipped = {name: (x.shape, np.dtype(np.float16)) for name, x in dates.load().items()}
-    assert shapes == shipped
-    assert list(tmp_path.iterdir()) == [output]
+    (made,) = tmp_path.iterdir()
+    assert made.name == (output or "dates-quick.npz")
+    assert before == {path: path.stat().st_mtime_ns for path in shipped.iterdir() if path.is_file()}
+    with np.load(made, allow_pickle=False) as arrays:
+        shapes = {name: (arrays[name].shape, arrays[name].dtype) for name in arrays.files}
+    assert shapes == {name: (x.shape, np.dtype(np.float16)) for name, x in dates.load().items()}
+
+
+CTRL_C = f"""
+import os, runpy, signal, sys
+sys.path[:0] = {[str(FOLDER), str(FOLDER.parent)]!r}
+import training
+from attn_engine.demo.dates import Network
+step = int(sys.argv.pop(1))
+def adam(state, *args, update=training.adam):
+    if state.step == step:
+        os.kill(os.getpid(), signal.SIGINT)
+    return update(state, *args)
+training.adam = adam
+Network.read = lambda *args: os.kill(os.getpid(), signal.SIGINT)
+runpy.run_path({str(FOLDER / "train.py")!r}, run_name="__main__")
+"""
 
 
 @trains
-def test_training_into_a_folder_that_is_not_there_is_one_line(tmp_path):
-    output = tmp_path / "none" / "x.npz"
+@pytest.mark.parametrize(
+    ("step", "words", "left"),
+    [
+        (3, "stopped; the same command goes on at step 4\n", "x.checkpoint"),
+        (99, "stopped; the weights are in the file\n", "below/x.npz"),  # while it measures them
+    ],
+)
+def test_ctrl_c_is_one_line_and_leaves_what_goes_on(step, words, left, tmp_path):
+    """The checkpoint lies where the command runs, not beside the file that it makes."""
+    (tmp_path / "below").mkdir()
+    command = [sys.executable, "-c", CTRL_C, str(step), "--quick", "--output", "below/x.npz"]
+    run = subprocess.run(
+        command, check=False, capture_output=True, text=True, cwd=tmp_path, timeout=300
+    )
+    assert run.returncode == 130 and "Traceback" not in run.stderr
+    assert run.stderr.endswith(words)
+    assert [p for p in tmp_path.rglob("*") if p.is_file()] == [tmp_path / left]
+
+
+@trains
+@pytest.mark.parametrize(
+    ("output", "words"),
+    [("none/x.npz", "none: no such folder"), ("x", "x: not the name of an .npz file")],
+)
+def test_an_output_that_cannot_be_written_is_one_line(output, words, tmp_path):
     command = [sys.executable, FOLDER / "train.py", "--output", output]
-    run = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
-    assert run.returncode == 2 and run.stderr.endswith("none: no such folder\n")
+    run = subprocess.run(
+        command, check=False, capture_output=True, text=True, cwd=tmp_path, timeout=60
+    )
+    assert run.returncode == 2 and run.stderr.endswith(f"{words}\n")
+    assert "Traceback" not in run.stderr

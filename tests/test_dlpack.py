@@ -199,6 +199,20 @@ def test_torch_tensors_with_a_gradient_are_refused(torch):
     assert output.shape == (4, 8)
 
 
+def test_torch_s_negated_views_have_their_sign(torch):
+    """The imaginary part of a conjugate is memory of the other sign and a flag that says so."""
+    z = torch.randn(3, 4, 8, dtype=torch.complex64)
+    negated = z.conj().imag
+    assert negated.is_neg()
+    seen = arrays.as_array("query", negated)
+    np.testing.assert_array_equal(seen, -z.imag.numpy())
+    np.testing.assert_array_equal(
+        scaled_dot_product_attention(*negated), scaled_dot_product_attention(*seen)
+    )
+    with pytest.raises(TypeError, match="^query: this Tensor cannot be read .*conj"):
+        scaled_dot_product_attention(*z.conj())
+
+
 def test_torch_tensors_elsewhere_are_refused(torch):
     nowhere = torch.empty(4, 8, device="meta")
     with pytest.raises(TypeError, match=r"^query: .*meta.*query\.cpu\(\)"):

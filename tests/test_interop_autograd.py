@@ -8,9 +8,10 @@ from gradients import with_cotangents
 
 pytest.importorskip("autograd", reason="autograd is not installed: NOTHING is tested of it")
 import autograd.numpy as anp
-from autograd import grad
+from autograd import grad, hessian, hessian_vector_product
 from autograd.test_util import check_grads
 
+from attn_engine import project_keys
 from attn_engine.interop import autograd as traced
 
 
@@ -125,15 +126,32 @@ def test_a_boolean_mask_has_no_gradient():
     assert grad(loss)(np.log(np.tri(3) + 1)).any()
 
 
-def test_a_second_derivative_is_refused():
+def attended(x):
+    """A loss that is anything but linear in x."""
+    return anp.sum(traced.scaled_dot_product_attention(x, x, x) ** 2)
+
+
+def aligned(x):
+    """Another, of an attention of recurrent networks."""
+    return anp.sum(traced.dot_attention(x, x).context ** 2)
+
+
+SECOND = {
+    "gradient penalty": lambda f, x: grad(lambda x: anp.sum(grad(f)(x) ** 2))(x),
+    "by another array": lambda f, x: grad(lambda w: anp.sum(grad(lambda x: f(x * w))(x)))(2.0),
+    "by a cotangent": lambda f, x: grad(lambda w: anp.sum(grad(lambda x: w * f(x))(x)))(2.0),
+    "hessian": lambda f, x: hessian(f)(x),
+    "hessian by vector": lambda f, x: hessian_vector_product(f)(x, x),
+}
+
+
+@pytest.mark.parametrize("f", [attended, aligned])
+@pytest.mark.parametrize("way", SECOND)
+def test_a_second_derivative_is_refused(way, f):
     x = np.eye(3)
-
-    def slope(x):
-        return anp.sum(grad(lambda q: anp.sum(traced.dot_attention(q, x).context ** 2))(x) ** 2)
-
-    assert slope(x) > 0
+    assert grad(f)(x).any()
     with pytest.raises(NotImplementedError, match="the attentions can be differentiated once"):
-        grad(slope)(x)
+        SECOND[way](f, x)
 
 
 def test_an_option_that_is_traced_is_refused():
@@ -141,3 +159,17 @@ def test_an_option_that_is_traced_is_refused():
     x = np.eye(3)
     with pytest.raises(TypeError, match="mask: has no gradient here"):
         grad(lambda mask: anp.sum(traced.dot_attention(x, x, mask=mask).context))(np.zeros((3, 3)))
+
+
+def test_what_has_no_gradient_is_refused_at_once():
+    x, W = np.eye(3), np.ones((3, 3))
+
+    def loss(W, keys=x, **options):
+        return anp.sum(traced.additive_attention(x, keys, W, None, x[0], **options).context)
+
+    prepared = project_keys(x, None)
+    assert loss(W, prepared) == loss(W)
+    with pytest.raises(TypeError, match="keys: those of project_keys have no gradient"):
+        grad(loss)(W, prepared)
+    with pytest.raises(TypeError, match="out: there is none here"):
+        grad(loss)(W, out=x)

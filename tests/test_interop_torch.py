@@ -8,6 +8,7 @@ from gradients import with_cotangents
 
 torch = pytest.importorskip("torch", reason="torch is not installed: NOTHING is tested of it")
 
+from attn_engine import project_keys
 from attn_engine.interop import torch as ours
 
 
@@ -76,6 +77,19 @@ def test_torch_s_attention_has_the_same_gradients(dtype, is_causal):
         torch.testing.assert_close(a, b, rtol=0, atol=tolerance)
 
 
+def test_negated_views_have_their_sign():
+    """Inputs and cotangents that torch marks as of the other sign than their memory."""
+    z = torch.randn(3, 4, dtype=torch.complex128, requires_grad=True)
+    cotangent = torch.randn(3, 4, dtype=torch.complex128).conj().imag
+    assert cotangent.is_neg() and z.conj().imag.is_neg()
+    gradients = []
+    for read in (lambda x: x, torch.Tensor.resolve_neg):
+        x = read(z.conj().imag)
+        output = ours.scaled_dot_product_attention(x, x, x)
+        gradients.append(torch.autograd.grad(output, z, read(cotangent))[0])
+    assert gradients[0].any() and gradients[0].equal(gradients[1])
+
+
 def test_gradcheck():
     torch.manual_seed(0)
     query, keys = torch.randn(2, 3, 4).double(), torch.randn(2, 5, 4).double()
@@ -98,15 +112,76 @@ def test_an_expanded_gradient_and_unused_outputs():
     assert by_context.any() and by_weights.any() and not by_context.equal(by_weights)
 
 
-@pytest.mark.parametrize("loss", [lambda gradient: gradient.sum(), lambda gradient: gradient[0, 0]])
-def test_a_second_derivative_is_refused(loss):
-    query = torch.randn(3, 4, requires_grad=True)
-    output = ours.scaled_dot_product_attention(query, query, query)
-    (plain,) = torch.autograd.grad((output**2).sum(), query, retain_graph=True)
-    (gradient,) = torch.autograd.grad((output**2).sum(), query, create_graph=True)
-    assert gradient.requires_grad and gradient.equal(plain) and not plain.requires_grad
+def attended(x):
+    """A loss that is anything but linear in x."""
+    return (ours.scaled_dot_product_attention(x, x, x) ** 2).sum()
+
+
+def aligned(x):
+    """Another, of Bahdanau's attention."""
+    return (ours.additive_attention(x, x, None, None, x[0]).context ** 2).sum()
+
+
+def slope_of(x, f):
+    """The gradient of f, as a formula that torch may differentiate."""
+    return torch.autograd.grad(f(x), x, create_graph=True)[0]
+
+
+def backward_by_inputs(x, f):
+    (slope_of(x, f) ** 2).sum().backward(inputs=[x])
+
+
+def penalised(x, f):
+    """Of the gradient by one array, a derivative by another."""
+    w = torch.ones((), requires_grad=True)
+    slope = torch.autograd.grad(f(x * w), x, create_graph=True)[0]
+    torch.autograd.grad((slope.norm() - 1) ** 2, w)
+
+
+def learnt_to_learn(x, f):
+    """A step of MAML: the loss after a step downhill, by where the step began."""
+    torch.autograd.grad(f(x - 0.1 * slope_of(x, f)), x)
+
+
+SECOND = {
+    "backward": lambda x, f: slope_of(x, f).sum().backward(),
+    "backward of an element": lambda x, f: slope_of(x, f)[0, 0].backward(),
+    "backward by inputs": backward_by_inputs,
+    "autograd.grad": lambda x, f: torch.autograd.grad(slope_of(x, f).sum(), x),
+    "gradient penalty": penalised,
+    "MAML": learnt_to_learn,
+    "hessian": lambda x, f: torch.autograd.functional.hessian(f, x),
+    "hvp": lambda x, f: torch.autograd.functional.hvp(f, x, torch.ones_like(x)),
+    "vhp": lambda x, f: torch.autograd.functional.vhp(f, x, torch.ones_like(x)),
+    "jvp": lambda x, f: torch.autograd.functional.jvp(f, x, torch.ones_like(x)),
+    "gradgradcheck": lambda x, f: torch.autograd.gradgradcheck(f, x),
+}
+
+
+@pytest.mark.parametrize("f", [attended, aligned])
+@pytest.mark.parametrize("way", SECOND)
+def test_a_second_derivative_is_refused(way, f):
+    """Whichever way it is asked for: torch runs only those nodes that lead to what it is asked by."""
+    x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
     with pytest.raises(NotImplementedError, match="the attentions can be differentiated once"):
-        loss(gradient).backward()
+        SECOND[way](x, f)
+
+
+def test_a_second_derivative_by_the_cotangent_alone_is_refused():
+    x = torch.randn(3, 4, requires_grad=True)
+    cotangent = torch.ones(3, 4, requires_grad=True)
+    output = ours.scaled_dot_product_attention(x, x.detach(), x.detach())
+    (slope,) = torch.autograd.grad(output, x, cotangent, create_graph=True)
+    with pytest.raises(NotImplementedError, match="the attentions can be differentiated once"):
+        torch.autograd.grad(slope.sum(), cotangent)
+
+
+def test_gradients_with_a_graph_are_those_without():
+    x = torch.randn(3, 4, requires_grad=True)
+    (plain,) = torch.autograd.grad(attended(x), x)
+    assert slope_of(x, attended).equal(plain) and not plain.requires_grad
+    with torch.no_grad():
+        assert attended(x).grad_fn is None
 
 
 def test_what_the_engine_refuses():
@@ -124,3 +199,51 @@ def test_an_option_that_requires_a_gradient_is_refused():
     with pytest.raises(TypeError, match=r"mask: has no gradient here; pass mask\.detach\(\)"):
         ours.dot_attention(query, keys, mask=mask)
     ours.dot_attention(query, keys, mask=mask.detach())
+
+
+def test_what_has_no_gradient_is_refused_at_once():
+    x, W = torch.eye(3), torch.ones(3, 3, requires_grad=True)
+
+    def attend(keys, **options):
+        return ours.additive_attention(x, keys, W, None, x[0], **options).context
+
+    prepared = project_keys(x, None)
+    with pytest.raises(TypeError, match="keys: those of project_keys have no gradient"):
+        attend(prepared)
+    with torch.no_grad():
+        assert attend(prepared).equal(attend(x))
+    with pytest.raises(TypeError, match="out: there is none here"):
+        attend(x, out=torch.zeros(3, 3))
+    with pytest.raises(TypeError, match="query: got a whole ContextResult.*its .context"):
+        whole = ours.dot_attention(W, x)
+        ours.scaled_dot_product_attention(whole, x, x)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch hides some of its own, unless they are errors
+def test_torch_compile_goes_around():
+    """Between two graphs, with the same gradients."""
+
+    def loss(x):
+        return (ours.scaled_dot_product_attention(x.sin(), x, x, return_lse=True).lse ** 2).sum()
+
+    x = torch.randn(3, 4, requires_grad=True)
+    with pytest.raises(RuntimeError, match="graph"):
+        torch.compile(loss, backend="eager", fullgraph=True)(x)
+    compiled = torch.compile(loss, backend="eager")
+    for _ in range(2):  # the second time from torch's cache
+        slopes = [torch.autograd.grad(f(x), x)[0] for f in (loss, compiled)]
+        assert slopes[0].equal(slopes[1])
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # of its own making
+def test_forward_mode_and_batches_of_gradients_raise():
+    x = torch.randn(3, 4)
+    with pytest.raises(RuntimeError), torch.autograd.forward_ad.dual_level():
+        attended(torch.autograd.forward_ad.make_dual(x, x))
+    for transform in (torch.func.grad, torch.func.hessian, torch.vmap):
+        with pytest.raises(RuntimeError, match="functorch transforms"):
+            transform(attended)(x)
+    x.requires_grad_()
+    output = ours.scaled_dot_product_attention(x, x, x)
+    with pytest.raises(RuntimeError):
+        torch.autograd.grad(output, x, torch.ones(5, 3, 4), is_grads_batched=True)

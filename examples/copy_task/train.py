@@ -51,6 +51,10 @@ class Settings(NamedTuple):
     batch: int = 64
     samples: int = 256  # sequences of each length that accuracy is measured on
 
+    def __str__(self):
+        """In words, as messages have them."""
+        return ", ".join(f"{name} {x}".replace("_", " ") for name, x in self._asdict().items())
+
 
 FULL = Settings(steps=6000, longest=80, rate=2e-3)
 QUICK = Settings(steps=1000, longest=20, rate=4e-3)
@@ -88,7 +92,7 @@ def train(model, settings, folder):
     parameters = copier.make_parameters(attention, settings.hidden, np.random.default_rng(SEED))
     path = folder / f"{model.replace(' ', '-')}.npz"
     return training.train(
-        path, f"{model:12}", copier.loss, parameters, batch, rate, lengths, repr(settings)
+        path, f"{model:12}", copier.loss, parameters, batch, rate, lengths, str(settings)
     )
 
 
@@ -152,6 +156,16 @@ def save(figure, path):
     pyplot.close(figure)
 
 
+def show(trained, settings, folder):
+    """Let the trained networks copy, and write what came out: the table and the pictures."""
+    shares = {model: accuracy(parameters, settings) for model, parameters in trained.items()}
+    print(f"\n{table(shares)}", end="")
+    (folder / "accuracy.md").write_text(table(shares), encoding="utf-8")
+    pyplot.rcParams.update(STYLE)
+    accuracy_picture(shares, settings.longest, folder / "copy-task-accuracy.svg")
+    alignment_picture(trained["attention"], folder / "copy-task-alignment.svg")
+
+
 def main():
     parser = argparse.ArgumentParser(description="Copying letters with attention and without.")
     parser.add_argument("--quick", action="store_true", help="short sequences, under a minute")
@@ -164,13 +178,15 @@ def main():
     if settings.steps < 1:
         parser.error(f"--steps {settings.steps}: at least 1")
     folder = args.folder or Path("copy-task-quick" if args.quick else "copy-task")
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:  # it is a file, say
+        parser.error(f"--folder {folder}: {error.strerror}")
 
-    shares, total = {}, np.zeros(2)
+    trained, total = {}, np.zeros(2)
     try:
         for model in MODELS:
-            parameters, seconds = train(model, settings, folder)
-            shares[model] = accuracy(parameters, settings)
+            trained[model], seconds = train(model, settings, folder)
             total += seconds
             print(f"{model}: trained in {seconds[0]:.0f} s, {seconds[1]:.0f} s of processor time")
     except ValueError as error:  # a checkpoint of something else
@@ -179,11 +195,10 @@ def main():
         sys.exit(130)
     cores = len(os.sched_getaffinity(0))
     print(f"both: {total[0]:.0f} s, {total[1]:.0f} s of processor time, on {cores} cores")
-    print(f"\n{table(shares)}", end="")
-    (folder / "accuracy.md").write_text(table(shares), encoding="utf-8")
-    pyplot.rcParams.update(STYLE)
-    accuracy_picture(shares, settings.longest, folder / "copy-task-accuracy.svg")
-    alignment_picture(parameters, folder / "copy-task-alignment.svg")
+    try:
+        show(trained, settings, folder)
+    except KeyboardInterrupt:
+        parser.exit(130, "stopped; the same command draws again what is trained\n")
 
 
 if __name__ == "__main__":

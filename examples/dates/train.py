@@ -1,12 +1,14 @@
 """Trains the network behind ``attn-engine demo DATE ...`` and writes its weights.
 
-    python examples/dates/train.py
+    python examples/dates/train.py [--quick]
 
-takes a few minutes and replaces src/attn_engine/demo/dates.npz. Then it says how many dates of days
-that it has never seen the network reads right, with the weights as they are in the file.
+takes a few minutes and replaces src/attn_engine/demo/dates.npz; --quick, a few steps to see that it
+runs, writes dates-quick.npz here instead. Then it says how many dates of days that it has never seen
+the network reads right, with the weights as they are in the file.
 
 forms.py makes up the texts. The network is that of attn_engine.demo.dates; here it is put together
-from layers that autograd differentiates. Ctrl-C keeps a checkpoint, and the same command goes on.
+from layers that autograd differentiates. Ctrl-C keeps a checkpoint here, named like the file, and the
+same command goes on.
 """
 
 import argparse
@@ -29,7 +31,7 @@ import forms
 
 from attn_engine.demo.dates import ALPHABET, START, SYMBOLS, Network, normalised, tokens
 
-OUTPUT = Path(__file__).parents[2] / "src" / "attn_engine" / "demo" / "dates.npz"
+SHIPPED = Path(__file__).parents[2] / "src" / "attn_engine" / "demo" / "dates.npz"
 EMBEDDING, ENCODER, DECODER, ATTENTION = 12, 24, 32, 24  # d_e, d_h, d_s, d_attn
 BATCH, STEPS, QUICK_STEPS = 128, 4000, 20
 RATE, WARM_UP = 8e-3, 100  # the largest step size, and after how many steps it is reached
@@ -126,28 +128,8 @@ def accuracy(network, pairs):
     return sum(right) / len(right)
 
 
-def main():
-    parser = argparse.ArgumentParser(description="Train the network that reads dates.")
-    parser.add_argument("--quick", action="store_true", help="a few steps, to see that it runs")
-    parser.add_argument("--output", type=Path, default=OUTPUT, metavar="FILE.npz")
-    args = parser.parse_args()
-    if not args.output.parent.is_dir():
-        parser.error(f"{args.output.parent}: no such folder")
-
-    checkpoint = args.output.with_suffix(".checkpoint")
-    try:
-        weights, seconds = fit(checkpoint, QUICK_STEPS if args.quick else STEPS)
-    except ValueError as error:  # a checkpoint of something else
-        parser.exit(1, f"{error}\n")
-    except KeyboardInterrupt:
-        sys.exit(130)
-    halves = {name: array.astype(np.float16) for name, array in weights.items()}
-    np.savez_compressed(args.output, **halves)
-    checkpoint.unlink()
-    numbers, size = sum(x.size for x in halves.values()), args.output.stat().st_size
-    print(f"{args.output}: {numbers} numbers, {size} bytes, trained in {seconds:.0f} s")
-
-    network = Network({name: array.astype(np.float32) for name, array in halves.items()})
+def measure(network):
+    """Say how many texts the network reads right, by kind."""
     rng = random.Random(TEST_SEED)
     for kind, pairs in (
         ("dates of days it has not seen", forms.dates(rng, TESTS, held_out=True)),
@@ -155,6 +137,38 @@ def main():
         ("other texts, as no date", forms.other_texts(rng, TESTS)),
     ):
         print(f"{accuracy(network, pairs):7.2%} right: {kind}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Train the network that reads dates.")
+    parser.add_argument("--quick", action="store_true", help="a few steps, to see that it runs")
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE.npz", help="instead of the demo's or dates-quick.npz"
+    )
+    args = parser.parse_args()
+    output = args.output or (Path("dates-quick.npz") if args.quick else SHIPPED)
+    if not output.parent.is_dir():
+        parser.error(f"{output.parent}: no such folder")
+    if output.suffix != ".npz":
+        parser.error(f"--output {output}: not the name of an .npz file")
+
+    checkpoint = Path(output.name).with_suffix(".checkpoint")  # here, not among the package's files
+    try:
+        weights, seconds = fit(checkpoint, QUICK_STEPS if args.quick else STEPS)
+    except ValueError as error:  # a checkpoint of something else
+        parser.exit(1, f"{error}\n")
+    except KeyboardInterrupt:
+        sys.exit(130)
+    halves = {name: array.astype(np.float16) for name, array in weights.items()}
+    np.savez_compressed(output, **halves)
+    checkpoint.unlink()
+    numbers, size = sum(x.size for x in halves.values()), output.stat().st_size
+    print(f"{output}: {numbers} numbers, {size} bytes, trained in {seconds:.0f} s")
+
+    try:
+        measure(Network({name: array.astype(np.float32) for name, array in halves.items()}))
+    except KeyboardInterrupt:
+        parser.exit(130, "stopped; the weights are in the file\n")
 
 
 if __name__ == "__main__":

@@ -38,6 +38,11 @@ def as_array(name: str, value: Any) -> np.ndarray:
         return value.view(np.ndarray)
     if hasattr(value, "__dlpack_device__"):
         return _from_dlpack(name, value)
+    if hasattr(value, "_fields"):  # alike in shape, the arrays of a result would become one
+        fields = " or ".join(f".{field}" for field in value._fields)
+        raise TypeError(
+            f"{name}: got a whole {type(value).__name__}, expected an array; pass its {fields}"
+        )
     try:
         return np.asarray(value)
     except (ValueError, TypeError) as error:
@@ -61,6 +66,8 @@ def _from_dlpack(name: str, tensor: Any) -> np.ndarray:
             f"{name}: the tensor lives on {where}; copy it to the CPU, e.g. {name}.cpu()"
         )
     try:
+        if hasattr(tensor, "resolve_neg"):  # of torch: z.conj().imag has a sign that DLPack drops
+            tensor = tensor.resolve_neg()
         buffer, dtype = _core.dlpack(tensor)
     except (RuntimeError, ValueError, BufferError, TypeError) as error:
         kind = type(tensor).__name__

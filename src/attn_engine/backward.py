@@ -69,9 +69,11 @@ def scaled_dot_product_attention_backward(
     query, key, value : array_like
         What the forward was given.
     output : array_like, shape (..., n_heads, n_q, d_v)
-        What the forward returned.
+        What the forward returned. That of another call is never noticed.
     lse : array_like, shape (..., n_heads, n_q)
-        What the forward returned with ``return_lse=True``.
+        What the forward returned with ``return_lse=True``. That of another call is noticed only by
+        a row whose weights it makes sum to another number than 1, by more than 3 %: one that nearly
+        fits goes unnoticed.
     attn_mask, dropout_p, is_causal, scale, enable_gqa, causal_offset, window, query_lengths
         As the forward was given.
     key_lengths, segment_ids, softcap, alibi_slopes, sinks, layout, dropout_seed
@@ -100,7 +102,8 @@ def scaled_dot_product_attention_backward(
     Raises
     ------
     ValueError
-        A shape or a value is wrong, or lse is not that of these arguments. Nothing is returned then.
+        A shape or a value is wrong: weights that do not sum to 1 with this lse. Nothing is returned
+        then.
     TypeError
         An argument is of a wrong kind.
     MemoryError

@@ -100,8 +100,8 @@ def additive_attention_backward(
         As the forward was given; `keys` as states, not as `project_keys` returns them.
     weights : array_like, shape (..., T_dec, T_enc)
         What the forward returned. They say what was hidden, whose weight is 0: masks and lengths
-        are not needed again. Weights of another call are noticed only by rows that are negative or
-        do not sum to 1.
+        are not needed again, and a floating mask has no gradient. Weights of another call are
+        noticed only by rows that are negative or do not sum to 1.
     grad_weights : array_like, shape of the weights, optional
         Gradient by the weights, in their dtype, for losses on the alignment.
     needs : iterable of str

@@ -237,8 +237,8 @@ class MultiheadAttention(MultiheadParameters):
         Returns
         -------
         query, key, value : ndarray
-            In shape and dtype of the argument. The gradient by one array that was passed as several
-            of them is the sum of theirs.
+            In shape and dtype of the argument, each as if it were an array of its own: if one array
+            was passed as all of them, add the three.
         key_padding_mask, attn_mask : ndarray
             Of a floating mask, in its own shape and dtype.
         parameters : dict of str to ndarray

@@ -1,7 +1,8 @@
 """The attentions as primitives of the package autograd, which differentiates NumPy programs.
 
 The functions take the arguments of their namesakes in attn_engine, but no ``out``, and are traced
-where autograd traces: gradients flow from everything they return to every array of floats.
+where autograd traces: gradients flow from everything they return to every array of floats. Second
+derivatives raise.
 """
 
 from typing import Any
@@ -42,11 +43,10 @@ def _primitive(function: Differentiable) -> Any:
     defvjp_argnums(traced, make_vjp)
 
     def call(*arrays: Any, **options: Any) -> Any:
-        for name, x in options.items():  # a gradient that never came would go unnoticed
-            if isinstance(x, Box):
-                raise TypeError(
-                    f"{name}: has no gradient here; pass autograd.tracer.getval({name})"
-                )
+        differentiable.check_call(
+            function.names, arrays, options,
+            lambda x: isinstance(x, Box), "autograd.tracer.getval({})",
+        )  # fmt: skip
         return traced(*arrays, **options)
 
     return call
@@ -124,7 +124,7 @@ def additive_attention(
     query, keys, W_a, U_a, v_a, values, bias, v_scale, location : array_like
         Each may be traced.
     **options
-        mask, key_lengths, num_heads and num_threads, as there.
+        mask, key_lengths, num_heads and num_threads, as there. A floating mask has no gradient.
 
     Returns
     -------

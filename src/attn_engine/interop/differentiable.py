@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from .. import additive, backward, classic_backward, dot_product, multiplicative
 from ..problem_backward import NAMES as ATTENTION_NAMES
 from ..problem_classic_backward import ADDITIVE, CONCAT, DOT, GENERAL
+from ..projected import ProjectedKeys
 
 # What is said of a second derivative.
 ONCE = (
@@ -25,6 +26,30 @@ class Differentiable(NamedTuple):
     names: tuple[str, ...]  # of the arrays, as the backward's result has them
     forward: Callable[..., tuple[Any, ...]]  # (*arrays, **options): outputs
     backward: Callable[..., Any]  # (cotangents, outputs, arrays, options, needs): gradients
+
+
+def check_call(
+    names: tuple[str, ...],
+    arrays: tuple,
+    options: dict[str, Any],
+    is_traced: Callable[[Any], bool],
+    untraced: str,
+) -> None:
+    """Refuses at once what would have no gradient, or one too late to be noticed.
+
+    `untraced` is what to write for an array named {} without its history.
+    """
+    if "out" in options:
+        raise TypeError("out: there is none here, where every result is a new array; leave it out")
+    for name, x in options.items():
+        if is_traced(x):
+            raise TypeError(f"{name}: has no gradient here; pass {untraced.format(name)}")
+    if any(map(is_traced, arrays)):
+        for name, x in zip(names, arrays, strict=True):
+            if isinstance(x, ProjectedKeys):
+                raise TypeError(
+                    f"{name}: those of project_keys have no gradient; pass the states, and U_a"
+                )
 
 
 def _attention_forward(*arrays: Any, return_weights: bool = False, **options: Any) -> tuple:

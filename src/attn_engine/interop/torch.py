@@ -2,8 +2,12 @@
 
 The functions take the arguments of their namesakes in attn_engine, but no ``out``. Tensors are read
 where they lie, whatever their strides; gradients come back in the dtype of each.
+
+They are differentiated once, in reverse: second derivatives, forward mode, torch.func with its vmap,
+and ``is_grads_batched`` raise. torch.compile leaves them as they are, between two graphs.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -29,15 +33,21 @@ def _tensor(array: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(array)
 
 
-class _Gradient(torch.autograd.Function):
-    """A gradient as it is, which says that it has none of its own."""
+class _Backward(torch.autograd.Function):
+    """The backward pass as a function of all that it depends on, without a derivative of its own.
+
+    So the gradients of create_graph=True hang on the cotangents and the arrays, and a second
+    derivative by any of them meets the error.
+    """
 
     @staticmethod
-    def forward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        return gradient.view_as(gradient)
+    def forward(
+        ctx: Any, run: Callable[..., tuple[torch.Tensor | None, ...]], *arrays: Any
+    ) -> tuple[torch.Tensor | None, ...]:
+        return run(*map(_detached, arrays))
 
     @staticmethod
-    def backward(ctx: Any, cotangent: torch.Tensor) -> None:
+    def backward(ctx: Any, *cotangents: torch.Tensor) -> None:
         raise NotImplementedError(differentiable.ONCE)
 
 
@@ -48,9 +58,6 @@ class _Function(torch.autograd.Function):
     def forward(
         ctx: Any, function: Differentiable, options: dict[str, Any], *arrays: Any
     ) -> tuple[torch.Tensor, ...]:
-        for name, x in options.items():  # a gradient that never came would go unnoticed
-            if isinstance(x, torch.Tensor) and x.requires_grad:
-                raise TypeError(f"{name}: has no gradient here; pass {name}.detach()")
         outputs = function.forward(*map(_detached, arrays), **options)
         outputs = tuple(map(_tensor, outputs))
         ctx.function, ctx.options = function, options
@@ -63,22 +70,36 @@ class _Function(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        saved, n = [_detached(x) for x in ctx.saved_tensors], ctx.n_outputs
-        cotangents = tuple(map(_detached, cotangents))
+        n, names = ctx.n_outputs, ctx.function.names
+        outputs, tensors = [x.detach() for x in ctx.saved_tensors[:n]], ctx.saved_tensors[n:]
         if cotangents[0] is None:
-            cotangents = torch.zeros_like(saved[0]), *cotangents[1:]
+            cotangents = torch.zeros_like(outputs[0]), *cotangents[1:]
         arrays = tuple(
             other if tensor is None else tensor
-            for tensor, other in zip(saved[n:], ctx.others, strict=True)
+            for tensor, other in zip(tensors, ctx.others, strict=True)
         )
-        names, asked = ctx.function.names, ctx.needs_input_grad[2:]
-        needs = tuple(name for name, wanted in zip(names, asked, strict=True) if wanted)
-        gradients = ctx.function.backward(cotangents, saved[:n], arrays, ctx.options, needs)
-        results = [getattr(gradients, name) for name in names]
-        results = [None if x is None else _tensor(x) for x in results]
-        if torch.is_grad_enabled():  # create_graph=True
-            results = [None if x is None else _Gradient.apply(x.requires_grad_()) for x in results]
-        return None, None, *results
+        asked = zip(names, ctx.needs_input_grad[2:], strict=True)
+        needs = tuple(name for name, wanted in asked if wanted)
+
+        def run(*given: Any) -> tuple[torch.Tensor | None, ...]:
+            gradients = ctx.function.backward(given[:n], outputs, given[n:], ctx.options, needs)
+            found = (getattr(gradients, name) for name in names)
+            return tuple(None if x is None else _tensor(x) for x in found)
+
+        return None, None, *_Backward.apply(run, *cotangents, *arrays)
+
+
+def _apply(function: Differentiable, options: dict[str, Any], arrays: tuple) -> Any:
+    """The outputs of a function, checked and traced."""
+    if torch.compiler.is_compiling():  # torch cannot look into the engine: the graph breaks here
+        return torch.compiler.disable(_apply)(function, options, arrays)
+    differentiable.check_call(function.names, arrays, options, _is_traced, "{}.detach()")
+    return _Function.apply(function, options, *arrays)
+
+
+def _is_traced(x: Any) -> bool:
+    """Whether a gradient by x may be wanted."""
+    return isinstance(x, torch.Tensor) and x.requires_grad and torch.is_grad_enabled()
 
 
 def scaled_dot_product_attention(
@@ -128,7 +149,7 @@ def scaled_dot_product_attention(
     options |= {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
     options |= {"enable_gqa": enable_gqa, "return_weights": return_weights}
     arrays = query, key, value, attn_mask, sinks, alibi_slopes
-    output, *weights, lse = _Function.apply(differentiable.ATTENTION, options, *arrays)
+    output, *weights, lse = _apply(differentiable.ATTENTION, options, arrays)
     if not return_weights and not return_lse:
         return output
     return AttentionResult(output, weights[0] if weights else None, lse if return_lse else None)
@@ -154,7 +175,8 @@ def additive_attention(
     query, keys, W_a, U_a, v_a, values, bias, location : Tensor
         On the CPU, of any strides.
     v_scale, **options
-        As there: v_scale, mask, key_lengths, num_heads, num_threads.
+        As there: v_scale, mask, key_lengths, num_heads, num_threads. A floating mask has no
+        gradient.
 
     Returns
     -------
@@ -201,4 +223,4 @@ def dot_attention(
 
 def _classic(function: Differentiable, options: dict[str, Any], arrays: tuple) -> ContextResult:
     """An attention of recurrent networks."""
-    return ContextResult(*_Function.apply(function, options, *arrays))
+    return ContextResult(*_apply(function, options, arrays))
