@@ -84,6 +84,8 @@ def plain_step(query: Any, keys: Any, v_a: Any, values: Any, threads: int) -> tu
         exponentials = keys.exponentials
         values = keys.keys if values is None else values
         keys = keys.projected
+    elif values is None:
+        values = keys
     if not type(query) is type(keys) is type(v_a) is type(values) is np.ndarray:
         return None
     dtype, shape, k_shape = query.dtype, query.shape, keys.shape

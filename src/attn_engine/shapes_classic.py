@@ -37,6 +37,10 @@ class Score(NamedTuple):
     forms: Mapping[tuple[int, int], Form]  # by the axes of query and keys
     blamed: Sequence[str]  # whom to blame first
     advice: Mapping[str, str]
+    fitting: set[tuple]  # shapes of late that fit: a decoder asks the same at every step
+
+
+_MOST_FITTING = 256
 
 
 def _score(
@@ -55,7 +59,7 @@ def _score(
         masks = (keys_words, (*batch, *keys_words), (*q, *keys_words))
         beside = {"mask": masks, "key_lengths": (batch,)}
         forms[ranks] = Form(axes | matrices, beside=beside, **options)
-    return Score(forms, [*blamed, *matrices], advice)
+    return Score(forms, [*blamed, *matrices], advice, set())
 
 
 def _both_sizes(sizes: Sizes) -> Sizes | None:
@@ -114,9 +118,15 @@ def check_states(
     `sizes` are those of keys that are prepared, which are not among the shapes then. Masks and lengths
     `beside` them only say which of several fixes is meant.
     """
+    asked = (*shapes.values(), *sizes.values())
+    if asked in score.fitting:
+        return
     keys = len(shapes["keys"]) if "keys" in shapes else 2 + ("batch" in sizes)
     form = score.forms.get((len(shapes["query"]), keys))
     if form is not None and form.with_tensors(shapes, sizes) is not None:
+        if len(score.fitting) == _MOST_FITTING:
+            score.fitting.clear()
+        score.fitting.add(asked)
         return
     forms = [form for (_, n), form in score.forms.items() if "keys" in shapes or n == keys]
     exchanges = [("W_a", "U_a"), ("query", "keys")]
