@@ -247,3 +247,36 @@ def test_forward_mode_and_batches_of_gradients_raise():
     output = ours.scaled_dot_product_attention(x, x, x)
     with pytest.raises(RuntimeError):
         torch.autograd.grad(output, x, torch.ones(5, 3, 4), is_grads_batched=True)
+
+
+def test_checkpoints_run_the_forward_again():
+    """torch unpacks what was saved once only."""
+    query, key = torch.randn(2, 5, 4, requires_grad=True), torch.randn(2, 6, 4)
+    checkpoint = torch.utils.checkpoint.checkpoint
+    for attend in (
+        lambda q: ours.scaled_dot_product_attention(q, key, key),
+        lambda q: ours.dot_attention(q, key).context,
+    ):
+        output = checkpoint(attend, query, use_reentrant=False)
+        again = torch.autograd.grad(output.sum(), query)
+        assert torch.equal(again[0], torch.autograd.grad(attend(query).sum(), query)[0])
+
+
+def test_lists_of_what_wants_a_gradient_are_refused():
+    """Their items would silently get none."""
+    query, key = torch.randn(2, 5, 4, requires_grad=True), torch.randn(2, 6, 4)
+    sinks = torch.zeros(2, requires_grad=True)
+    with pytest.raises(TypeError, match=r"sinks: items of a list get no gradients; stack them"):
+        ours.scaled_dot_product_attention(key, key, key, sinks=[sinks[0], sinks[1]])
+    with pytest.raises(TypeError, match=r"query: items of a list get no gradients"):
+        ours.scaled_dot_product_attention(list(query), key, key)
+    with pytest.raises(TypeError, match=r"mask: has no gradient here"):
+        ours.dot_attention(query, key, mask=[query[0, :, 0]])
+
+
+def test_a_scale_of_one_axis_has_its_gradient_in_that_shape():
+    query, keys = torch.randn(2, 5, 4), torch.randn(2, 6, 4)
+    scale = torch.ones(1, requires_grad=True)
+    v_a = torch.randn(4)
+    ours.additive_attention(query, keys, None, None, v_a, v_scale=scale).context.sum().backward()
+    assert scale.grad.shape == (1,)

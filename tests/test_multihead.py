@@ -354,3 +354,14 @@ def test_heads_are_those_of_the_function():
     query, key, value = make_inputs(layer, batch=None)
     expected = scaled_dot_product_attention(query, key, value, return_weights=True)
     assert_same_result(layer(query, key, value), expected[:2])
+
+
+def test_a_subclass_may_have_a_forward_of_its_own():
+    class Doubled(MultiheadAttention):
+        def forward(self, *arguments, **options):
+            output, weights = super().forward(*arguments, **options)
+            return 2 * output, weights
+
+    x = np.ones((3, 1, 8), np.float32)
+    doubled, layer = Doubled(8, 2, rng=0), MultiheadAttention(8, 2, rng=0)
+    assert_same_bits(doubled(x, x, x)[0], 2 * layer(x, x, x).output)

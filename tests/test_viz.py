@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import attn_engine
+import attn_engine.analysis
 from attn_engine.demo.sentence import TOKENS, worked_sentence
 from attn_engine.viz import heatmap, to_html, to_text
 from attn_engine.viz.labels import clusters, columns, cut, shown
@@ -353,3 +354,18 @@ def test_the_package_imports_no_pictures_before_they_are_asked_for():
     code = "import sys, attn_engine; print([m for m in sys.modules if 'viz' in m or 'html' in m])"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[]"
+
+
+def test_entries_of_a_batch_are_not_heads():
+    """Their mean would be drawn under the tokens of one of them."""
+    rng = np.random.default_rng(0)
+    result = attn_engine.dot_attention(
+        rng.standard_normal((2, 3, 4)), rng.standard_normal((2, 3, 4))
+    )
+    message = r"weights: this ContextResult is of 2 batch entries without heads \(2, 3, 3\)"
+    for draw in (to_text, to_html):
+        with pytest.raises(ValueError, match=message):
+            draw(result, ["a", "b", "c"])
+    with pytest.raises(ValueError, match=message):
+        attn_engine.analysis.rollout([result, result])
+    assert "a" in to_text(result.weights[0], ["a", "b", "c"])

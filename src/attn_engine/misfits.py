@@ -35,7 +35,8 @@ def _by_routes(what: str, name: str, shape: Shape, found: list[tuple[Route, Word
     likely = [each for each in found if each[0].cost <= route.cost + 0.25][:3]
     fixes = {}
     for way, words in likely:
-        reading = f"it is {in_words(way.reading)}" if len(likely) > 1 else ""
+        alone = len(likely) == 1 and len(set(way.reading)) == len(way.reading)
+        reading = "" if alone else f"it is {in_words(way.reading)}"
         shared = sharing({name: way.code}, {name: words})
         condition = " and ".join(filter(None, (reading, shared)))
         fixes[f"use {way.code}"] = f" if {condition}" if condition else ""
@@ -61,6 +62,10 @@ def check_broadcast(name: str, shape: Shape, onto: str, target: Shape, axes: Wor
     found = [
         (route, words[-len(route.shape) :]) for route in _to_broadcast(name, shape, target, words)
     ]
+    if name.endswith("mask"):
+        found += _of_all_tokens(
+            name, shape, target, min((way.cost for way, _ in found), default=0) - 0.1
+        )
     if found:
         raise _by_routes(what, name, shape, found)
     expected = target[-len(shape) :]
@@ -68,6 +73,20 @@ def check_broadcast(name: str, shape: Shape, onto: str, target: Shape, axes: Wor
         raise error
     advice = f"pass one that broadcasts to {target}"
     raise ShapeError(what, advice, name, shape, expected, named_axes(axes, len(expected)))
+
+
+def _of_all_tokens(
+    name: str, shape: Shape, target: Shape, cost: float
+) -> list[tuple[Route, Words]]:
+    """The part of a square mask of all tokens that is for queries at their end."""
+    (n_q, n_kv), n = target[-2:], shape[-1]
+    if len(shape) < 2 or shape[-2] != n or not n_q <= n_kv <= n or n == n_q:
+        return []
+    rows = f"-{n_q}:" if n == n_kv else f"{n_kv - n_q}:{n_kv}"
+    code = f"{name}[..., {rows}, {':' if n == n_kv else f':{n_kv}'}]"
+    cut, axes = (*shape[:-2], n_q, n_kv), ("batch", "n_heads", "n_q", "n_kv")[-len(shape) :]
+    reading = (*axes[:-2], "n_tokens", "n_tokens")
+    return [(Route(cost, code, cut, reading), axes)] if _broadcasts(cut, target) else []
 
 
 def _of_queries(

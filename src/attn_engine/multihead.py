@@ -168,7 +168,9 @@ class MultiheadAttention(MultiheadParameters):
         result = self._run(tensors, masks, need_weights, average_attn_weights, num_threads, False)
         return MultiheadResult(result.output, result.weights)
 
-    __call__ = forward
+    def __call__(self, *arguments: Any, **options: Any) -> MultiheadResult:
+        """`forward`, or that of a subclass."""
+        return self.forward(*arguments, **options)
 
     def forward_and_save(
         self,

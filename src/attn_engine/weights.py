@@ -14,12 +14,13 @@ from .arrays import F32, F64, as_array, as_floats, native
 SUM_TOLERANCE, SUM_TOLERANCE_16_BIT = 1e-3, 1e-2
 
 
-def check_weights(weights: Any) -> np.ndarray:
+def check_weights(weights: Any, with_heads: bool = False) -> np.ndarray:
     """`weights` (..., n_q, n_kv) in float64; ValueError unless its rows are probabilities or 0.
 
     A result of this library stands for the weights it holds; whole numbers may be weights too.
+    `with_heads`: an axis before n_q is one of heads, so results of a batch without heads are refused.
     """
-    given = held_weights("weights", weights)
+    given = held_weights("weights", weights, with_heads)
     if given.ndim < 2:
         raise ValueError(
             f"weights: shape {given.shape}, expected at least 2 axes, the last ones (n_q, n_kv); "
@@ -28,12 +29,12 @@ def check_weights(weights: Any) -> np.ndarray:
     return check_rows("weights", given)
 
 
-def held_weights(name: str, weights: Any) -> np.ndarray:
+def held_weights(name: str, weights: Any, with_heads: bool = False) -> np.ndarray:
     """An array of floating-point numbers; of a result, or of a list or tuple of them, the weights."""
     if _is_result(weights):
-        weights = _weights_of(name, weights)
+        weights = _weights_of(name, weights, with_heads)
     elif isinstance(weights, list | tuple) and weights and all(map(_is_result, weights)):
-        shapes = [np.shape(_weights_of(name, result)) for result in weights]
+        shapes = [_weights_of(name, result, with_heads).shape for result in weights]
         if len(set(shapes)) > 1:
             raise ValueError(
                 f"{name}: results with weights of shapes {', '.join(map(str, shapes))}; pass those "
@@ -51,11 +52,17 @@ def _is_result(given: Any) -> bool:
     return isinstance(given, tuple) and hasattr(given, "weights")
 
 
-def _weights_of(name: str, result: Any) -> np.ndarray:
+def _weights_of(name: str, result: Any, with_heads: bool) -> np.ndarray:
     """The weights that a result holds."""
     if result.weights is None:
         raise ValueError(
             f"{name}: this {type(result).__name__} holds none; call with return_weights=True"
+        )
+    is_batch = result.weights.ndim == result[0].ndim == 3 and not hasattr(result, "lse")
+    if with_heads and is_batch and len(result.weights) > 1:
+        raise ValueError(
+            f"{name}: this {type(result).__name__} is of {len(result.weights)} batch entries without "
+            f"heads {result.weights.shape}; pass the .weights[i] of one entry"
         )
     return result.weights
 

@@ -175,7 +175,7 @@ def rollout(weights: ArrayLike, *, residual: float = 0.5) -> np.ndarray:
     array([[1.   , 0.   ],
            [0.625, 0.375]])
     """
-    array = check_weights(weights)
+    array = check_weights(weights, with_heads=True)
     if array.ndim < 4:
         fix = "weights[:, None] if its first axis is layers, weights[None] if it is heads"
         raise ValueError(

@@ -41,9 +41,19 @@ def check_call(
     """
     if "out" in options:
         raise TypeError("out: there is none here, where every result is a new array; leave it out")
+
+    def holds_traced(x: Any) -> bool:
+        """Whether an item of a list has a history."""
+        return is_traced(x) or isinstance(x, list | tuple) and any(map(holds_traced, x))
+
     for name, x in options.items():
-        if is_traced(x):
+        if holds_traced(x):
             raise TypeError(f"{name}: has no gradient here; pass {untraced.format(name)}")
+    for name, x in zip(names, arrays, strict=True):
+        if type(x) in (list, tuple) and holds_traced(x):
+            raise TypeError(
+                f"{name}: items of a {type(x).__name__} get no gradients; stack them into one array"
+            )
     if any(map(is_traced, arrays)):
         for name, x in zip(names, arrays, strict=True):
             if isinstance(x, ProjectedKeys):

@@ -4,7 +4,8 @@ The functions take the arguments of their namesakes in attn_engine, but no ``out
 where they lie, whatever their strides; gradients come back in the dtype of each.
 
 They are differentiated once, in reverse: second derivatives, forward mode, torch.func with its vmap,
-and ``is_grads_batched`` raise. torch.compile leaves them as they are, between two graphs.
+and ``is_grads_batched`` raise. torch.compile leaves them as they are, between two graphs. A NumPy array
+among the arguments is read again by the backward pass and must not be changed before it.
 """
 
 from collections.abc import Callable
@@ -71,7 +72,8 @@ class _Function(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         n, names = ctx.n_outputs, ctx.function.names
-        outputs, tensors = [x.detach() for x in ctx.saved_tensors[:n]], ctx.saved_tensors[n:]
+        saved = ctx.saved_tensors  # once: checkpoints unpack them only once
+        outputs, tensors = [x.detach() for x in saved[:n]], saved[n:]
         if cotangents[0] is None:
             cotangents = torch.zeros_like(outputs[0]), *cotangents[1:]
         arrays = tuple(
@@ -83,8 +85,11 @@ class _Function(torch.autograd.Function):
 
         def run(*given: Any) -> tuple[torch.Tensor | None, ...]:
             gradients = ctx.function.backward(given[:n], outputs, given[n:], ctx.options, needs)
-            found = (getattr(gradients, name) for name in names)
-            return tuple(None if x is None else _tensor(x) for x in found)
+            found = [getattr(gradients, name) for name in names]
+            return tuple(
+                x if x is None else _tensor(x).reshape(array.shape)  # a v_scale may be (1,)
+                for x, array in zip(found, given[n:], strict=True)
+            )
 
         return None, None, *_Backward.apply(run, *cotangents, *arrays)
 

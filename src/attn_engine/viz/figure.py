@@ -79,7 +79,7 @@ def heatmap(
     >>> ax = heatmap([[0.5, 0.5], [0.0, 1.0]], ["one", "two"])  # doctest: +SKIP
     >>> ax.figure.savefig("map.png")  # doctest: +SKIP
     """
-    array = check_weights(weights)
+    array = check_weights(weights, with_heads=True)
     queries, keys = check_both_tokens("query_tokens", query_tokens, key_tokens, array)
     array = one_head(array, head)
     try:

@@ -75,7 +75,7 @@ def to_html(
     >>> page.startswith("<!DOCTYPE html>")
     True
     """
-    array = check_weights(weights)
+    array = check_weights(weights, with_heads=True)
     if array.ndim > 4:
         raise ValueError(
             f"weights: shape {array.shape}, expected (n_layers, n_heads, n_q, n_kv) or its last "

@@ -86,7 +86,7 @@ def to_text(
     one   ▒▒▒▒▒▒  ▒▒▒▒▒▒
     two           ██████
     """
-    array = check_weights(weights)
+    array = check_weights(weights, with_heads=True)
     queries, keys = check_both_tokens("query_tokens", query_tokens, key_tokens, array)
     array = one_head(array, head)
     stream = sys.stdout if stream is None else stream
