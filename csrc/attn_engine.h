@@ -133,8 +133,9 @@ typedef struct attn_backward_problem {
     attn_mask
         mask_strides; /* of mask, the additive mask's gradient: 0 along an axis it is summed over */
     void *mask, *sinks, *alibi_slopes; /* sinks and slopes as the arguments are */
-    void *
-        parts; /* 3 x as lse: room for what lse cannot say; needed with grad_weights, else NULL or not */
+    /* 3 x as lse: room for what lse cannot say; needed with grad_weights, and where a finite |lse| is
+     * beyond 2^10 (float) or 2^39 (double), else NULL or not */
+    void *parts;
     void *
         row_sums; /* as lse: the sum of each row's weights and its sink's: 1, or lse is another call's */
 } attn_backward_problem;

@@ -12,7 +12,7 @@
  * A tile is BLOCK_Q queries along the lanes against a block of keys: as in prefill, queries and dO are
  * packed, keys and values read where they lie. P and dS live in scratch for that tile alone. A task has
  * ranges of heads, query blocks and key blocks (plan.c says which) and visits its tiles heads first, then
- * queries, then keys. Every sum adds up its tiles in this order, whatever task they belong to, so that
+ * queries, then keys. Blocks of packed sequences count from the start of each. Every sum adds up its tiles in this order, whatever task they belong to, so that
  * bits depend neither on threads nor on how tasks were cut; nobody else writes what a task adds to.
  *
  * Sources: Dao et al. 2022, algorithm 4 (tiles); Dao 2023, section 3 (D, lse). */
@@ -29,8 +29,9 @@ typedef struct task_range {
 /* D of each lane. Its products are summed in the order of dP's, so that a row with one key has dS 0. */
 static void load_delta(const work *w, panel *q) {
     const block *b = &q->b;
-    const stored *output = rows_of(&w->p->output, b, b->head, b->i0);
+    const stored *output = rows_of(&w->p->output, b, b->head, b->query_row + b->i0);
     const int64_t stride = w->p->output.stride_row;
+    const bool given = w->g->grad_weights.kind != ATTN_MASK_NONE;
     for (int v = 0; v < b->vecs; v++) {
         vec sum = v_zero();
         for (int64_t c = 0; c < w->p->d_v; c += LANES) {
@@ -49,8 +50,15 @@ static void load_delta(const work *w, panel *q) {
     for (int64_t r = 0; r < b->n; r++) {
         const int64_t index = row_index(b, r);
         if (w->g->grad_lse) q->delta[r] -= ((const real *)w->g->grad_lse)[index];
-        if (w->g->parts) q->delta[r] += ((const real *)w->g->parts)[2 * w->rows + index];
+        if (given) q->delta[r] += ((const real *)w->g->parts)[2 * w->rows + index];
     }
+}
+
+/* Is a row's lse so large that its last digits matter? The weights are then restored from parts: its own
+ * lse decides, so that a row's bits do not depend on others. */
+static bool is_coarse(real lse) {
+    const double size = fabs((double)lse);
+    return size > (sizeof lse == sizeof(float) ? 0x1p10 : 0x1p39) && size < (double)REAL_INF;
 }
 
 /* lse of each lane in log2 units. A lane without a query gets weights of 0. */
@@ -60,9 +68,11 @@ static void load_lse(const work *w, panel *q) {
         const int64_t index = r < q->b.n ? row_index(&q->b, r) : 0;
         const real lse = r < q->b.n ? ((const real *)w->p->lse)[index] : REAL_INF;
         const double wide = (double)lse * 1.44269504088896340736;
+        q->lost |= lse != lse;
         q->high[r] = lse == -REAL_INF ? 0 : (real)wide;
         q->low[r] = fabs(wide) <= (double)REAL_MAX ? (real)(wide - (double)q->high[r]) : 0;
-        if (r < q->b.n && parts) q->high[r] = parts[index], q->low[r] = parts[w->rows + index];
+        if (r < q->b.n && parts && is_coarse(lse))
+            q->high[r] = parts[index], q->low[r] = parts[w->rows + index];
     }
 }
 
@@ -71,6 +81,7 @@ static void load_panel(work *w, int k, int64_t batch, int64_t head, int64_t i0, 
     panel *q = &w->panel[k];
     *q = (panel){.b = {.p = p, .plan = w->plan, .batch = batch, .head = head, .i0 = i0}};
     block *b = &q->b;
+    if (p->query_starts) b->query_row = p->query_starts[batch], b->key_row = p->key_starts[batch];
     fill_block(b, scratch);
     b->kv_head = head / (p->n_heads / p->n_kv_heads);
     b->panel += k * p->d_qk * BLOCK_Q;
@@ -89,9 +100,10 @@ static void load_panel(work *w, int k, int64_t batch, int64_t head, int64_t i0, 
     pack_panel(b, &w->g->grad_output, p->d_v, 1, q->grad);
     load_lse(w, q);
     load_delta(w, q);
-    const value_rows queries = {rows_of(&p->query, b, head, i0), p->query.stride_row};
+    const int64_t row = b->query_row + i0;
+    const value_rows queries = {rows_of(&p->query, b, head, row), p->query.stride_row};
     const attn_tensor *g = &w->g->grad_output;
-    const value_rows grads = {rows_of(g, b, head, i0), g->stride_row};
+    const value_rows grads = {rows_of(g, b, head, row), g->stride_row};
     q->finite = values_finite(queries, b->n, p->d_qk, true) && values_finite(grads, b->n, p->d_v, true);
 }
 
@@ -124,7 +136,7 @@ static void store_parts(const work *w, const panel *q, int64_t r, int64_t index)
 static void store_rows(const work *w, const panel *q) {
     const attn_problem *p = w->p;
     const block *b = &q->b;
-    const int64_t rows = min_i(BLOCK_Q, p->n_q - b->i0);
+    const int64_t rows = p->query_starts ? b->n : min_i(BLOCK_Q, p->n_q - b->i0);
     for (int64_t r = 0; r < rows; r++) {
         const int64_t index = row_index(b, r);
         const bool real_row = r < b->n;
@@ -150,38 +162,58 @@ static bool same_mask(const attn_mask *m, int64_t a, int64_t b) {
     return m->batch_offsets ? m->batch_offsets[a] == m->batch_offsets[b] : m->stride_batch == 0 || a == b;
 }
 
-static task_range range_of(const attn_backward_problem *g, const attn_plan *plan, int64_t task) {
-    const attn_problem *p = &g->attention;
-    const int64_t group = p->n_heads / p->n_kv_heads;
-    task_range r = {0, 0, p->batch, 0, p->n_heads, 0, plan->q_blocks, 0, plan->key_blocks};
-    if (task < plan->key_tasks) {
-        const int64_t pair = plan->one_pass ? task : task / plan->key_blocks;
-        r.wanted = plan->one_pass ? TO_KEYS | TO_QUERIES | TO_ROWS : TO_KEYS;
-        r.b0 = pair / p->n_kv_heads, r.b1 = r.b0 + 1;
-        r.h0 = pair % p->n_kv_heads * group, r.h1 = r.h0 + group;
-        if (!plan->one_pass) r.k0 = task % plan->key_blocks, r.k1 = r.k0 + 1;
-        return r;
-    }
-    task -= plan->key_tasks;
-    if (task < plan->query_tasks) {
-        r.wanted = plan->parts_only ? TO_PARTS : TO_QUERIES | TO_ROWS;
-        r.b0 = task / plan->q_blocks / p->n_heads, r.b1 = r.b0 + 1;
-        r.h0 = task / plan->q_blocks % p->n_heads, r.h1 = r.h0 + 1;
-        /* the last queries first: with a causal mask they are the long tasks */
-        r.q0 = plan->q_blocks - 1 - task % plan->q_blocks, r.q1 = r.q0 + 1;
-        return r;
-    }
-    task -= plan->query_tasks;
+/* One of the pieces that the rows of every head are cut into; `pieces` belong to this entry's head. */
+typedef struct place {
+    int64_t batch, head, piece, pieces;
+} place;
+
+/* The place of a task of `heads` heads: of `pieces` each, or of `size` rows each of packed sequences. */
+static place place_of(const attn_problem *p, const int64_t *starts, int64_t heads, int64_t size,
+                      int64_t pieces, int64_t task) {
+    if (!starts) return (place){task / pieces / heads, task / pieces % heads, task % pieces, pieces};
+    const int64_t batch = sequence_of(starts, p->batch, size, task / heads);
+    const int64_t first = cell_of(starts, batch, size);
+    const int64_t n = cell_of(starts, batch + 1, size) - first;
+    return (place){batch, (task - first * heads) / n, (task - first * heads) % n, n};
+}
+
+static task_range mask_range(const attn_backward_problem *g, task_range r, int64_t task) {
     const attn_mask *m = &g->mask_strides;
-    const int64_t cells = m->stride_row ? plan->q_blocks : plan->key_blocks;
-    const int64_t heads = m->stride_head ? p->n_heads : 1;
+    /* along an axis of stride 0 all is added to the same numbers, which one task must do */
+    const int64_t cells = m->stride_row ? r.q1 : m->stride_col ? r.k1 : 1;
+    const int64_t heads = m->stride_head ? r.h1 : 1;
     r.wanted = TO_MASK;
     r.b0 = task / cells / heads; /* later entries that share its part of the mask are its too */
     for (int64_t b = 0; b < r.b0; b++)
         if (same_mask(m, b, r.b0)) r.b1 = 0;
     if (m->stride_head) r.h0 = task / cells % heads, r.h1 = r.h0 + 1;
     if (m->stride_row) r.q0 = task % cells, r.q1 = r.q0 + 1;
-    else r.k0 = task % cells, r.k1 = r.k0 + 1;
+    else if (m->stride_col) r.k0 = task % cells, r.k1 = r.k0 + 1;
+    return r;
+}
+
+static task_range range_of(const attn_backward_problem *g, const attn_plan *plan, int64_t task) {
+    const attn_problem *p = &g->attention;
+    const int64_t group = p->n_heads / p->n_kv_heads, round = BACKWARD_PANELS * BLOCK_Q;
+    task_range r = {0, 0, p->batch, 0, p->n_heads, 0, plan->q_blocks, 0, plan->key_blocks};
+    place at;
+    if (task < plan->key_tasks) {
+        r.wanted = plan->one_pass ? TO_KEYS | TO_QUERIES | TO_ROWS : TO_KEYS;
+        at = plan->one_pass ? place_of(p, NULL, p->n_kv_heads, 0, 1, task)
+                            : place_of(p, p->key_starts, p->n_kv_heads, plan->block_kv,
+                                       plan->key_blocks, task);
+        r.h0 = at.head * group, r.h1 = r.h0 + group;
+        if (!plan->one_pass) r.k0 = at.piece, r.k1 = r.k0 + 1;
+    } else if ((task -= plan->key_tasks) < plan->query_tasks) {
+        r.wanted = plan->parts_only ? TO_PARTS : TO_QUERIES | TO_ROWS;
+        at = place_of(p, p->query_starts, p->n_heads, round, plan->q_blocks, task);
+        r.h0 = at.head, r.h1 = r.h0 + 1;
+        /* the last queries first: with a causal mask they are the long tasks */
+        r.q0 = at.pieces - 1 - at.piece, r.q1 = r.q0 + 1;
+    } else return mask_range(g, r, task - plan->query_tasks);
+    r.b0 = at.batch, r.b1 = r.b0 + 1;
+    if (p->query_starts) /* a piece may lie behind the end of its sequence */
+        r.q1 = min_i(r.q1, (band_of(p, at.batch).n_q + round - 1) / round);
     return r;
 }
 
@@ -189,6 +221,16 @@ static void load_keys(work *w, const block *b, int64_t j0, int64_t j1) {
     const key_rows rows = key_rows_of(b, j0, j1);
     w->keys = rows.keys, w->values = rows.values.data;
     w->key_stride = rows.key_stride, w->value_stride = rows.values.stride;
+}
+
+/* Is there a row among [i0, i1) of which lse does not say all? */
+static bool parts_matter(const work *w, int64_t batch, int64_t head, int64_t i0, int64_t i1) {
+    const attn_problem *p = w->p;
+    if (w->g->grad_weights.kind != ATTN_MASK_NONE) return true;
+    const int64_t first = p->query_starts ? p->query_starts[batch] : 0;
+    for (int64_t i = i0; i < i1; i++)
+        if (is_coarse(((const real *)p->lse)[lse_index(p, batch, head, first + i)])) return true;
+    return false;
 }
 
 /* BACKWARD_PANELS query blocks of one head against key blocks [k0, k1). */
@@ -200,13 +242,14 @@ static bool run_round(work *w, const task_range *r, int64_t batch, int64_t head,
     const band band = band_of(p, batch);
     key_range keys = {0, 0};
     if (begin < band.n_q) keys = band_range(&band, begin, min_i(end, band.n_q));
+    if (r->wanted & TO_PARTS && !parts_matter(w, batch, head, begin, min_i(end, band.n_q))) return true;
     const int64_t k0 = max_i(r->k0, keys.begin / block_kv);
     const int64_t k1 = min_i(r->k1, (keys.end + block_kv - 1) / block_kv);
     if (k0 >= k1 && !(r->wanted & (TO_ROWS | TO_PARTS))) return true;
     w->panels = (int)((end - begin + BLOCK_Q - 1) / BLOCK_Q);
     for (int k = 0; k < w->panels; k++) load_panel(w, k, batch, head, begin + k * BLOCK_Q, scratch);
     for (int64_t k = k0; k < k1; k++) {
-        const int64_t j0 = k * block_kv, j1 = min_i(j0 + block_kv, p->n_kv);
+        const int64_t j0 = k * block_kv, j1 = min_i(j0 + block_kv, keys.end);
         load_keys(w, &w->panel[0].b, j0, j1);
         for (int q = 0; q < w->panels; q++) {
             if (attn_should_stop(watch)) return false;
@@ -223,7 +266,7 @@ static void run(const attn_call *call, int64_t task, void *scratch, attn_watch *
     const attn_scratch *s = &call->plan->scratch;
     const task_range r = range_of(g, call->plan, task);
     work w = {.g = g, .p = &g->attention, .plan = call->plan, .shared = call->shared, .wanted = r.wanted};
-    w.rows = w.p->batch * w.p->n_heads * w.p->n_q;
+    w.rows = lse_rows(w.p);
     w.gradients = (real *)scratch + s->gradients;
     w.caps = (real *)scratch + s->caps;
     w.scores_wanted = r.wanted & TO_MASK || (r.wanted & TO_KEYS && g->key.data) ||
@@ -240,11 +283,13 @@ static void run(const attn_call *call, int64_t task, void *scratch, attn_watch *
 static void merge(const attn_call *call, int64_t head) {
     const attn_backward_problem *g = call->problem;
     const attn_problem *p = &g->attention;
-    const real *sinks = call->shared, *slopes = sinks + p->batch * p->n_heads * p->n_q;
+    const real *sinks = call->shared, *slopes = sinks + lse_rows(p);
     double sink = 0, slope = 0;
     for (int64_t b = 0; b < p->batch; b++) {
+        const int64_t first = p->query_starts ? p->query_starts[b] : 0;
+        const int64_t end = p->query_starts ? p->query_starts[b + 1] : p->n_q;
         if (p->alibi_stride_batch) slope = 0;
-        for (int64_t i = 0; i < p->n_q; i++) {
+        for (int64_t i = first; i < end; i++) {
             sink += sinks[lse_index(p, b, head, i)];
             slope += slopes[lse_index(p, b, head, i)];
         }

@@ -14,6 +14,7 @@ typedef struct panel { /* BLOCK_Q queries of one head */
     /* per lane: lse in log2 units as the sum of two (TO_PARTS: maximum and sum so far), D, sums so far */
     real *high, *low, *delta, *weight_sum, *slope_sum;
     bool finite; /* neither NaN nor infinity in its rows of Q and dO */
+    bool lost;   /* NaN in its rows of lse */
 } panel;
 
 typedef struct work {
@@ -32,7 +33,7 @@ typedef struct work {
 } work;
 
 static int64_t row_index(const block *b, int64_t r) {
-    return lse_index(b->p, b->batch, b->head, b->i0 + r);
+    return lse_index(b->p, b->batch, b->head, b->query_row + b->i0 + r);
 }
 static const stored *rows_of(const attn_tensor *t, const block *b, int64_t head, int64_t row) {
     return (const stored *)t->data + at(t, b->batch, head, row);
@@ -213,8 +214,8 @@ static void add_products(const work *w, const panel *q, tile_view t, int64_t r0,
     const attn_problem *p = w->p;
     const attn_backward_problem *g = w->g;
     const block *b = &q->b;
-    const int64_t n = t.j1 - t.j0, i = b->i0 + r0;
-    const stored *keys = rows_of(&p->key, b, b->kv_head, t.j0);
+    const int64_t n = t.j1 - t.j0, i = b->query_row + b->i0 + r0, j = b->key_row + t.j0;
+    const stored *keys = rows_of(&p->key, b, b->kv_head, j);
     const bool guarded =
         hides &&
         !(q->finite && values_finite((value_rows){keys, p->key.stride_row}, n, p->d_qk, true));
@@ -223,14 +224,13 @@ static void add_products(const work *w, const panel *q, tile_view t, int64_t r0,
     const uint8_t *hidden = guarded ? b->hidden + r0 : NULL;
     if (w->wanted & TO_KEYS && g->value.data) {
         const row_product s = {rows_of(&g->grad_output, b, b->head, i), g->grad_output.stride_row,
-                               p->d_v, gradient_rows(&g->value, b->batch, b->kv_head, t.j0),
+                               p->d_v, gradient_rows(&g->value, b->batch, b->kv_head, j),
                                g->value.stride_row};
         add_product(n, hidden, weights, s, rows);
     }
     if (w->wanted & TO_KEYS && g->key.data) {
         const row_product s = {rows_of(&p->query, b, b->head, i), p->query.stride_row, p->d_qk,
-                               gradient_rows(&g->key, b->batch, b->kv_head, t.j0),
-                               g->key.stride_row};
+                               gradient_rows(&g->key, b->batch, b->kv_head, j), g->key.stride_row};
         add_product(n, hidden, by_key, s, rows);
     }
     if (w->wanted & TO_QUERIES && g->query.data) {
@@ -254,6 +254,9 @@ static void run_tile(const work *w, panel *q, int64_t j0, int64_t j1) {
         return;
     }
     exponentials(q, t.j1 - t.j0, first, vecs);
+    if (q->lost && (cut || t.hides)) /* a row of NaN gives none to what it does not see */
+        for (int64_t e = 0; e < (t.j1 - t.j0) * BLOCK_Q; e++)
+            if (b->hidden[e]) b->scores[e] = 0;
     const real *kept = dropped_weights(b, t, r1, b->scores);
     if (w->scores_wanted) {
         row_products(q->grad + r0, vecs, w->values + (t.j0 - j0) * w->value_stride, w->value_stride,

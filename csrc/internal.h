@@ -115,6 +115,11 @@ static inline int64_t lse_index(const attn_problem *p, int64_t batch, int64_t he
     return (batch * p->n_heads + head) * p->n_q + row;
 }
 
+/* How many rows have one. */
+static inline int64_t lse_rows(const attn_problem *p) {
+    return p->n_heads * (p->query_starts ? p->query_starts[p->batch] : p->batch * p->n_q);
+}
+
 const attn_kernel_set *attn_kernels(attn_isa isa, attn_dtype dtype);
 int attn_real_bytes(attn_dtype dtype);
 int attn_stored_bytes(attn_dtype dtype);

@@ -239,21 +239,31 @@ attn_plan attn_plan_additive_backward(const attn_additive_backward_problem *g) {
  * compute scores twice: seven products instead of five. All sums run in the same order either way. */
 static void plan_backward_tasks(const attn_backward_problem *g, attn_plan *plan) {
     const attn_problem *p = &g->attention;
-    const int64_t pairs = p->batch * p->n_kv_heads, heads = p->batch * p->n_heads;
-    const bool keys_wanted = g->key.data || g->value.data;
-    const int64_t blocks = heads * plan->q_blocks, work = visible_pairs(p, plan->kernel->block_q) *
-                                                          p->n_heads * (p->d_qk + p->d_v) * 5 / 2;
+    const int64_t pairs = p->batch * p->n_kv_heads, round = BACKWARD_PANELS * plan->kernel->block_q;
+    const bool keys_wanted = g->key.data || g->value.data, packed = p->query_starts;
+    const int64_t blocks = p->n_heads * (packed ? cell_of(p->query_starts, p->batch, round)
+                                                : p->batch * plan->q_blocks);
+    const int64_t key_blocks =
+        p->n_kv_heads *
+        (packed ? cell_of(p->key_starts, p->batch, plan->block_kv) : p->batch * plan->key_blocks);
+    const int64_t seen = visible_pairs(p, plan->kernel->block_q);
+    const int64_t work = seen * p->n_heads * (p->d_qk + p->d_v) * 5 / 2;
     const int64_t threads = threads_for(work, BACKWARD_GRAIN, blocks, p->num_threads);
     const int64_t rounds = (pairs + threads - 1) / threads;
-    plan->one_pass = !plan->parts_only && 5 * rounds * threads <= 7 * pairs;
-    plan->key_tasks = plan->one_pass ? pairs : keys_wanted ? pairs * plan->key_blocks : 0;
+    plan->one_pass = 5 * rounds * threads <= 7 * pairs;
+    if (packed && threads > 1) /* nor may the longest sequence keep the others waiting */
+        plan->one_pass = 5 * p->n_q * p->n_kv * threads <= 2 * seen * p->n_kv_heads;
+    if (plan->parts_only) plan->one_pass = false;
+    plan->key_tasks = plan->one_pass ? pairs : keys_wanted ? key_blocks : 0;
     plan->query_tasks = plan->one_pass ? 0 : blocks;
     if (plan->parts_only) plan->key_tasks = 0;
-    else if (g->mask) {
+    else if (g->mask) { /* nothing is added to one number by two tasks */
         const attn_mask *m = &g->mask_strides;
         plan->mask_tasks = (m->stride_batch || m->batch_offsets ? p->batch : 1) *
                            (m->stride_head ? p->n_heads : 1) *
-                           (m->stride_row ? plan->q_blocks : plan->key_blocks);
+                           (m->stride_row   ? plan->q_blocks
+                            : m->stride_col ? plan->key_blocks
+                                            : 1);
     }
     plan->n_tasks = plan->key_tasks + plan->query_tasks + plan->mask_tasks;
     plan->threads = (int)larger(1, smaller(threads, plan->n_tasks));
@@ -265,7 +275,7 @@ attn_plan attn_plan_backward(const attn_backward_problem *g, bool parts_only) {
                       .threads = 1,
                       .real_bytes = attn_real_bytes(p->dtype),
                       .parts_only = parts_only};
-    const int64_t block_q = plan.kernel->block_q, rows = p->batch * p->n_heads * p->n_q;
+    const int64_t block_q = plan.kernel->block_q, rows = lse_rows(p);
     if (rows == 0) return plan; /* no gradient is other than 0 */
     plan.d_qk_padded = round_up_to(p->d_qk, plan.kernel->lanes);
     plan.d_v_padded = round_up_to(p->d_v, plan.kernel->lanes);

@@ -143,6 +143,11 @@ static void wait_for_all(team *t, int arrivals, attn_watch *watch) {
     }
 }
 
+/* Tasks of a phase are independent: the counter orders nothing, arrivals order the phases. */
+static int64_t next_of(atomic_llong *counter) {
+    return atomic_fetch_add_explicit(counter, 1, memory_order_relaxed);
+}
+
 static void work(team *t, int thread, int threads) {
     const attn_plan *plan = t->call.plan;
     attn_watch watch = {&t->stop, thread == 0 ? t->poll : NULL, now_ns() + POLL_NS, 0};
@@ -150,19 +155,17 @@ static void work(team *t, int thread, int threads) {
     int arrivals = 0;
     int64_t task;
     if (plan->n_prepares) {
-        while ((task = atomic_fetch_add(&t->next_prepare, 1)) < plan->n_prepares &&
-               !attn_should_stop(&watch))
+        while ((task = next_of(&t->next_prepare)) < plan->n_prepares && !attn_should_stop(&watch))
             plan->kernel->prepare(&t->call, task);
         atomic_fetch_add(&t->arrived, 1);
         wait_for_all(t, arrivals += threads, &watch);
     }
-    while ((task = atomic_fetch_add(&t->next_task, 1)) < plan->n_tasks && !attn_should_stop(&watch))
+    while ((task = next_of(&t->next_task)) < plan->n_tasks && !attn_should_stop(&watch))
         plan->kernel->run(&t->call, task, scratch, &watch);
     atomic_fetch_add(&t->arrived, 1);
     arrivals += threads;
     if (plan->n_merges || thread == 0) wait_for_all(t, arrivals, &watch);
-    while ((task = atomic_fetch_add(&t->next_merge, 1)) < plan->n_merges &&
-           !attn_should_stop(&watch))
+    while ((task = next_of(&t->next_merge)) < plan->n_merges && !attn_should_stop(&watch))
         plan->kernel->merge(&t->call, task);
 }
 
