@@ -33,7 +33,10 @@ from .plans import explain
 from .projected import ProjectedKeys
 from .rotary import rotary_embedding
 from .shapes import ShapeError
-from .varlen import scaled_dot_product_attention_varlen
+from .varlen import (
+    scaled_dot_product_attention_varlen,
+    scaled_dot_product_attention_varlen_backward,
+)
 
 __all__ = [
     "AdditiveGradients",
@@ -73,6 +76,7 @@ __all__ = [
     "scaled_dot_product_attention",
     "scaled_dot_product_attention_backward",
     "scaled_dot_product_attention_varlen",
+    "scaled_dot_product_attention_varlen_backward",
     "self_attention",
     "set_isa",
     "set_num_threads",

@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import problem
+from . import packed, problem
 from .arrays import as_array, as_floats, compute_type, distinct, is_bfloat16, native, raw, walkable
 from .misfits import wrong_shape
-from .outputs import flat
+from .outputs import Problem, flat
 from .routes import Words
 from .shapes import Shape, batch_words, in_words
 
@@ -35,6 +35,15 @@ class Backward(NamedTuple):
         return result
 
 
+class Returned(NamedTuple):
+    """Shapes of what a forward returns, each with the words for its axes."""
+
+    output: tuple[Shape, Words]
+    lse: tuple[Shape, Words]
+    weights: tuple[Shape, Words] | None  # packed sequences have none
+    bshd: bool  # whether the output's heads come after its queries
+
+
 def attention_backward(
     grad_output: Any,
     tensors: tuple[Any, Any, Any],
@@ -47,24 +56,61 @@ def attention_backward(
 ) -> Backward:
     """`scaled_dot_product_attention_backward`'s arguments, checked; raises all that it documents."""
     needs = check_needs(needs, NAMES)
-    names = ("query", "key", "value")
-    tensors = tuple(as_array(name, x) for name, x in zip(names, tensors, strict=True))
-    given = {name: _given(name, options[name]) for name in ("attn_mask", "sinks", "alibi_slopes")}
-    forward = problem.attention(*tensors, **(options | given))
-    query, shape = tensors[0], forward.output.shape
-    dtype, compute = native(query.dtype), compute_type(query.dtype)
-    bshd, n_kv, rows = _sizes(forward, query.ndim)
-    grad_output, output, lse, grad_weights, grad_lse = check_given(
-        (grad_output, output, lse, grad_weights, grad_lse), shape, (*rows, n_kv), dtype, bshd
+    inputs, options = _inputs(tensors, options, NAMES[3:])
+    forward = problem.attention(*(inputs[name] for name in NAMES[:3]), **options)
+    given = check_given(
+        (grad_output, output, lse, grad_weights, grad_lse),
+        returned(*_sizes(forward, inputs["query"].ndim)),
+        native(inputs["query"].dtype),
     )
+    return _backward(forward, inputs, given, needs)
 
-    # All is checked: now copies of what the core cannot read, and room for what it adds to.
-    inputs = dict(zip(names, tensors, strict=True)) | {
-        name: x for name, x in given.items() if x is not None and x.dtype.kind != "b"
-    }
+
+def packed_backward(
+    grad_output: Any,
+    tensors: tuple[Any, Any, Any],
+    output: Any,
+    lse: Any,
+    cu_seqlens: tuple[Any, Any],
+    grad_lse: Any,
+    needs: Any,
+    options: dict[str, Any],
+) -> Backward:
+    """`scaled_dot_product_attention_varlen_backward`'s arguments, checked; raises all it documents."""
+    needs = check_needs(needs, NAMES)
+    inputs, options = _inputs(tensors, options, NAMES[4:])
+    forward = packed.packed_attention(
+        *(inputs[name] for name in NAMES[:3]), *cu_seqlens, return_lse=False, out=None, **options
+    )
+    given = check_given(
+        (grad_output, output, lse, None, grad_lse),
+        returned_packed(forward.output.shape),
+        native(inputs["query"].dtype),
+    )
+    return _backward(forward, inputs, given, needs)
+
+
+def _inputs(
+    tensors: tuple[Any, Any, Any], options: dict[str, Any], names: tuple[str, ...]
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """What may have a gradient, by name, in its shape and dtype; and the options with these arrays."""
+    inputs = {name: as_array(name, x) for name, x in zip(NAMES[:3], tensors, strict=True)}
+    given = {name: _given(name, options[name]) for name in names}
+    inputs |= {n: x for n, x in given.items() if x is not None and np.asarray(x).dtype != bool}
+    return inputs, options | given
+
+
+def _backward(
+    forward: Problem,
+    inputs: dict[str, np.ndarray],
+    given: list[np.ndarray | None],
+    needs: frozenset[str],
+) -> Backward:
+    """A checked call: copies of what the core cannot read, and room for what it adds to."""
+    grad_output, output, lse, grad_weights, grad_lse = given
+    compute, batch = compute_type(inputs["query"].dtype), inputs["query"].shape[:-3]
     wanted = {name: inputs[name] for name in NAMES if name in needs and name in inputs}
     gradients = {name: np.zeros(x.shape, compute) for name, x in wanted.items()}
-    batch = query.shape[:-3]
     arguments = (
         (*forward.arguments[:3], None, None, None, *forward.arguments[6:]),
         (
@@ -73,39 +119,52 @@ def attention_backward(
             *problem.core_mask(grad_weights, compute, batch),
             None if grad_lse is None else _dense(grad_lse),
         ),
-        (_parts(lse, grad_weights), row_sums := np.zeros(rows, compute)),
+        (_parts(lse, grad_weights), row_sums := np.zeros(lse.shape, compute)),
         _room(gradients, compute, batch),
     )
     dtypes = {name: native(x.dtype) for name, x in wanted.items()}
     return Backward(arguments, gradients, dtypes, lse, row_sums)
 
 
-def check_given(
-    given: tuple[Any, Any, Any, Any, Any], shape: Shape, weights: Shape, dtype: np.dtype, bshd: bool
-) -> list[np.ndarray | None]:
-    """grad_output, output, lse, grad_weights and grad_lse, of an output and weights of these shapes."""
-    compute, rows = compute_type(dtype), weights[:-1]
+def returned(output: Shape, weights: Shape, bshd: bool) -> Returned:
+    """What a forward with an output and weights of these shapes returns."""
+    rows = weights[:-1]
     axes = (*batch_words(len(rows) - 2), *("n_heads",) * (len(rows) > 1), "n_q")
     of_output = (*axes[:-2], *(axes[-2:][::-1] if bshd else axes[-2:]), "d_v")
-    of_weights = (*axes, "n_kv")
-    like_output = (shape, dtype, f"the output, {in_words(of_output)}", of_output)
-    like_lse = (rows, compute, f"the lse that return_lse=True returns, {in_words(axes)}", axes)
-    like_weights = (weights, dtype, f"the weights, {in_words(of_weights)}", of_weights)
-    expected = {
-        "grad_output": like_output,
-        "output": like_output,
-        "lse": like_lse,
-        "grad_weights": like_weights,
-        "grad_lse": like_lse,
-    }
+    return Returned((output, of_output), (rows, axes), (weights, (*axes, "n_kv")), bshd)
+
+
+def returned_packed(output: Shape) -> Returned:
+    """What a forward of packed sequences with an output of this shape returns."""
+    total, n_heads, _ = output
+    axes = ("n_heads", "total_q")
+    return Returned((output, ("total_q", "n_heads", "d_v")), ((n_heads, total), axes), None, True)
+
+
+def check_given(
+    given: tuple[Any, Any, Any, Any, Any], forward: Returned, dtype: np.dtype
+) -> list[np.ndarray | None]:
+    """grad_output, output, lse, grad_weights and grad_lse, of a forward that returned this."""
+
+    def like(returned: tuple[Shape, Words], dtype: np.dtype, what: str) -> tuple:
+        shape, axes = returned
+        return shape, dtype, f"{what}, {in_words(axes)}", axes
+
+    like_output = like(forward.output, dtype, "the output")
+    like_lse = like(forward.lse, compute_type(dtype), "the lse that return_lse=True returns")
+    expected = {"grad_output": like_output, "output": like_output, "lse": like_lse}
+    if forward.weights:
+        expected["grad_weights"] = like(forward.weights, dtype, "the weights")
+    expected["grad_lse"] = like_lse
+    names = ("grad_output", "output", "lse", "grad_weights", "grad_lse")
     arrays = {
         name: None
         if x is None and name in ("grad_weights", "grad_lse")
-        else like_forward(name, x, *e)
-        for (name, e), x in zip(expected.items(), given, strict=True)
+        else like_forward(name, x, *expected[name])
+        for name, x in zip(names, given, strict=True)
     }
     output = arrays["output"]
-    _check_lse(arrays["lse"], output.swapaxes(-2, -3) if bshd else output)
+    _check_lse(arrays["lse"], output.swapaxes(-2, -3) if forward.bshd else output)
     return list(arrays.values())
 
 
@@ -127,13 +186,15 @@ def _given(name: str, value: Any) -> np.ndarray | None:
     return as_array(name, value)
 
 
-def _sizes(forward: Any, rank: int) -> tuple[bool, int, Shape]:
-    """Whether heads come after the sequence axis, n_kv, and the shape of lse, of a checked call."""
-    bshd = forward.arguments[16] and rank > 2
-    *outer, a, b, _ = forward.output.shape if rank > 2 else (1, *forward.output.shape)
-    rows = (*outer, b, a) if bshd else (*outer, a, b)
-    key = forward.arguments[1]
-    return bshd, key.shape[-3 if bshd else -2], rows if rank > 2 else rows[1:]
+def _sizes(forward: Problem, rank: int) -> tuple[Shape, Shape, bool]:
+    """Shapes of output and weights of a checked call, and whether heads come after queries."""
+    shape, key = forward.output.shape, forward.arguments[1].shape
+    if rank == 2:
+        return shape, (shape[0], key[0]), False
+    *batch, a, b, _ = shape
+    if forward.arguments[16]:
+        return shape, (*batch, b, a, key[-3]), True
+    return shape, (*batch, a, b, key[-2]), False
 
 
 def like_forward(

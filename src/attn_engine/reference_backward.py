@@ -79,6 +79,29 @@ def scaled_dot_product_attention_backward(
     )
 
 
+def scaled_dot_product_attention_varlen_backward(
+    grad_output, query, key, value, cu_seqlens_q, cu_seqlens_k, *, grad_lse=None, **options
+):
+    """The gradients of packed (total, heads, d), as those of a padded batch."""
+    q_lengths, k_lengths = np.diff(cu_seqlens_q), np.diff(cu_seqlens_k)
+    if grad_lse is not None:
+        grad_lse = reference.padded(np.swapaxes(grad_lse, 0, 1), q_lengths).swapaxes(1, 2)
+    gradients = scaled_dot_product_attention_backward(
+        reference.padded(grad_output, q_lengths),
+        reference.padded(query, q_lengths),
+        reference.padded(key, k_lengths),
+        reference.padded(value, k_lengths),
+        grad_lse=grad_lse,
+        query_lengths=q_lengths,
+        key_lengths=k_lengths,
+        layout="bshd",
+        **options,
+    )
+    tensors = zip(gradients[:3], (q_lengths, k_lengths, k_lengths), strict=True)
+    real = [x[np.arange(x.shape[1]) < lengths[:, None]] for x, lengths in tensors]
+    return Gradients(*real, *gradients[3:])
+
+
 def summed_to(x, shape):
     """x summed along every axis that broadcasting `shape` to x's repeats."""
     x = x.sum(tuple(range(x.ndim - len(shape))))
@@ -93,7 +116,8 @@ def _heads(x, layout):
 
 def _grouped(x, n_kv_heads):
     """A gradient for each query head as one for each key head: the sum over those that share it."""
-    return x.reshape(*x.shape[:-3], n_kv_heads, -1, *x.shape[-2:]).sum(-3)
+    group = x.shape[-3] // max(n_kv_heads, 1)
+    return x.reshape(*x.shape[:-3], n_kv_heads, group, *x.shape[-2:]).sum(-3)
 
 
 def _score_slope(query, key, options):

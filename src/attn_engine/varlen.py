@@ -1,14 +1,19 @@
-"""Attention over packed sequences: the public function, without arithmetic of its own."""
+"""Attention over packed sequences, and its gradients: public functions, without arithmetic."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from . import config
 from ._core import attend as _attend
+from ._core import backward as _backward
+from .backward import AttentionGradients
 from .dot_product import AttentionResult
 from .packed import packed_attention
+from .problem_backward import NAMES, packed_backward
 
 
 def scaled_dot_product_attention_varlen(
@@ -80,9 +85,7 @@ def scaled_dot_product_attention_varlen(
 
     Notes
     -----
-    Where queries and keys have the same lengths `scaled_dot_product_attention_backward` takes these
-    tensors, output and lse as they are: with ``layout="bshd"`` and ``segment_ids=(ids, ids)``, ids
-    being the number of each row's sequence.
+    Its gradients are those of `scaled_dot_product_attention_varlen_backward`.
 
     References
     ----------
@@ -122,3 +125,120 @@ def scaled_dot_product_attention_varlen(
     _attend(*call.arguments)
     output = call.deliver()
     return output if call.lse is None else AttentionResult(output, None, call.lse)
+
+
+def scaled_dot_product_attention_varlen_backward(
+    grad_output: ArrayLike,
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    output: ArrayLike,
+    lse: ArrayLike,
+    cu_seqlens_q: ArrayLike,
+    cu_seqlens_k: ArrayLike,
+    *,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    causal_offset: int | str | ArrayLike = 0,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float = 0.0,
+    alibi_slopes: ArrayLike | None = None,
+    sinks: ArrayLike | None = None,
+    dropout_p: float = 0.0,
+    dropout_seed: int | None = None,
+    grad_lse: ArrayLike | None = None,
+    needs: Iterable[str] = NAMES,
+    num_threads: int | None = None,
+) -> AttentionGradients:
+    """Gradients of `scaled_dot_product_attention_varlen` by its inputs, from its output and lse.
+
+    Nothing is padded: each sequence is gone through where it lies. Its gradients of query, key and
+    value have the bits of `scaled_dot_product_attention_backward` on it alone, where there is no
+    dropout.
+
+    Parameters
+    ----------
+    grad_output : array_like, shape (total_q, n_heads, d_v)
+        Gradient by the output: its shape and dtype; any strides.
+    query, key, value : array_like
+        What the forward was given.
+    output : array_like, shape (total_q, n_heads, d_v)
+        What the forward returned.
+    lse : array_like, shape (n_heads, total_q)
+        What the forward returned with ``return_lse=True``. That of another call is noticed where
+        it makes a row's weights sum to another number than 1.
+    cu_seqlens_q, cu_seqlens_k : array_like of int, shape (sequences + 1,)
+        As the forward was given.
+    is_causal, scale, enable_gqa, causal_offset, window, softcap, alibi_slopes, sinks
+        As the forward was given.
+    dropout_p, dropout_seed
+        As the forward was given: what it dropped is dropped here.
+    grad_lse : array_like, shape (n_heads, total_q), optional
+        Gradient by lse, in its dtype.
+    needs : iterable of str
+        Which gradients to compute, by the names of the result; the others are None. A name whose
+        argument was not given gives None too.
+    num_threads : int, optional
+        Upper bound for this call; see `set_num_threads` for the default.
+
+    Returns
+    -------
+    query, key, value : ndarray
+        In shape and dtype of the argument; those of a key and value head are sums over the query
+        heads that share it.
+    attn_mask : None
+        There is no mask.
+    sinks, alibi_slopes : ndarray
+        In shape and dtype of the argument: sums over all sequences, but of slopes that each
+        sequence has its own of.
+
+    Raises
+    ------
+    ValueError
+        A shape or a value is wrong: weights that do not sum to 1 with this lse. Nothing is returned
+        then.
+    TypeError
+        An argument is of a wrong kind.
+    MemoryError
+        No memory for the gradients or for scratch space.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from attn_engine import (
+    ...     scaled_dot_product_attention_varlen,
+    ...     scaled_dot_product_attention_varlen_backward,
+    ... )
+    >>> query = np.zeros((3, 1, 2))
+    >>> value = np.array([1.0, 3.0, 5.0]).reshape(3, 1, 1)
+    >>> starts = [0, 2, 3]  # two sequences, of two rows and of one
+    >>> output, _, lse = scaled_dot_product_attention_varlen(
+    ...     query, query, value, starts, starts, return_lse=True
+    ... )
+    >>> gradients = scaled_dot_product_attention_varlen_backward(
+    ...     output, query, query, value, output, lse, starts, starts
+    ... )  # of half the sum of squares of the output
+    >>> gradients.value.ravel()
+    array([2., 2., 5.])
+    """
+    options = {
+        "is_causal": is_causal,
+        "scale": scale,
+        "enable_gqa": enable_gqa,
+        "causal_offset": causal_offset,
+        "window": window,
+        "softcap": softcap,
+        "alibi_slopes": alibi_slopes,
+        "sinks": sinks,
+        "dropout_p": dropout_p,
+        "dropout_seed": dropout_seed,
+        "threads": config.resolve_threads(num_threads),
+    }
+    starts = cu_seqlens_q, cu_seqlens_k
+    call = packed_backward(
+        grad_output, (query, key, value), output, lse, starts, grad_lse, needs, options
+    )
+    if call.gradients:
+        _backward(*call.arguments)
+    return AttentionGradients(**call.deliver())

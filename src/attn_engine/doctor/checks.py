@@ -27,6 +27,7 @@ from ..pools import Pools
 from ..problem_classic_backward import as_arrays, check_cotangents
 from ..problem_multihead import check_inputs, check_masks
 from ..shapes import Shape, ShapeError, axes_of, batch_words, in_words
+from ..varlen import scaled_dot_product_attention_varlen
 
 Results = dict[str, tuple[Shape, str]]  # shapes of what a call gives, and the words for their axes
 _NEVER_FITS = np.empty(())
@@ -299,7 +300,25 @@ def sdpa_backward(
     dtype = native(as_array("query", forward["query"]).dtype)
     bshd = forward.get("layout") == "bshd" and len(shape) > 2
     given = grad_output, output, lse, grad_weights, grad_lse
-    problem_backward.check_given(given, shape, weights, dtype, bshd)
+    returned = problem_backward.returned(shape, weights, bshd)
+    problem_backward.check_given(given, returned, dtype)
+    return _gradients(forward, problem_backward.NAMES)
+
+
+def varlen_backward(
+    grad_output: Any,
+    output: Any,
+    lse: Any,
+    grad_lse: Any = None,
+    needs: Any = problem_backward.NAMES,
+    **forward: Any,
+) -> Results:
+    """`scaled_dot_product_attention_varlen_backward` as far as checks go."""
+    problem_backward.check_needs(needs, problem_backward.NAMES)
+    shape, _ = varlen(scaled_dot_product_attention_varlen)(**forward)["output"]
+    dtype = native(as_array("query", forward["query"]).dtype)
+    given = grad_output, output, lse, None, grad_lse
+    problem_backward.check_given(given, problem_backward.returned_packed(shape), dtype)
     return _gradients(forward, problem_backward.NAMES)
 
 

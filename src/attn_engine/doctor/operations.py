@@ -22,7 +22,10 @@ from ..monotonic import monotonic_attention
 from ..multihead import MultiheadAttention
 from ..multiplicative import dot_attention, general_attention
 from ..rotary import rotary_embedding
-from ..varlen import scaled_dot_product_attention_varlen
+from ..varlen import (
+    scaled_dot_product_attention_varlen,
+    scaled_dot_product_attention_varlen_backward,
+)
 from . import checks
 from .checks import Results, by_out
 
@@ -213,6 +216,13 @@ OPERATIONS = {
         "output, _, lse = scaled_dot_product_attention({inputs}, return_lse=True)\n"
         "gradients = {name}({arguments}, output=output, lse=lse)",
         "output and lse are those of the same query, key, scale and masks",
+    ),
+    "varlen_backward": Operation(
+        scaled_dot_product_attention_varlen_backward,
+        checks.varlen_backward,
+        "output, _, lse = scaled_dot_product_attention_varlen({inputs}, return_lse=True)\n"
+        "gradients = {name}({arguments}, output=output, lse=lse)",
+        "output and lse are those of the same query, key, scale and starts",
     ),
 }
 _WEIGHTS = "weights are those that the forward returned for the same arguments"

@@ -53,6 +53,7 @@ def _primitive(function: Differentiable) -> Any:
 
 
 _attention = _primitive(differentiable.ATTENTION)
+_packed = _primitive(differentiable.PACKED_ATTENTION)
 _additive = _primitive(differentiable.ADDITIVE_ATTENTION)
 _concat = _primitive(differentiable.CONCAT_ATTENTION)
 _general = _primitive(differentiable.GENERAL_ATTENTION)
@@ -102,6 +103,43 @@ def scaled_dot_product_attention(
     if not return_weights and not return_lse:
         return output
     return AttentionResult(output, weights[0] if weights else None, lse if return_lse else None)
+
+
+def scaled_dot_product_attention_varlen(
+    query: Any,
+    key: Any,
+    value: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any,
+    *,
+    sinks: Any = None,
+    alibi_slopes: Any = None,
+    return_lse: bool = False,
+    **options: Any,
+) -> Any:
+    """`attn_engine.scaled_dot_product_attention_varlen`, traced.
+
+    Parameters
+    ----------
+    query, key, value, sinks, alibi_slopes : array_like
+        Each may be traced.
+    cu_seqlens_q, cu_seqlens_k, return_lse, **options
+        As there.
+
+    Returns
+    -------
+    ndarray, or AttentionResult(output, None, lse)
+        Traced, where an input is.
+
+    Raises
+    ------
+    ValueError, TypeError, MemoryError
+        As there.
+    """
+    options |= {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+    arrays = query, key, value, sinks, alibi_slopes
+    output, lse = _packed(*arrays, **options)
+    return AttentionResult(output, None, lse) if return_lse else output
 
 
 def additive_attention(

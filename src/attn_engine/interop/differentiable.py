@@ -7,7 +7,7 @@ not given, and a backward over the same arrays and what the forward returned.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from .. import additive, backward, classic_backward, dot_product, multiplicative
+from .. import additive, backward, classic_backward, dot_product, multiplicative, varlen
 from ..problem_backward import NAMES as ATTENTION_NAMES
 from ..problem_classic_backward import ADDITIVE, CONCAT, DOT, GENERAL
 from ..projected import ProjectedKeys
@@ -86,6 +86,32 @@ def _attention_backward(
     )  # fmt: skip
 
 
+# Of packed sequences: there is no mask.
+PACKED_NAMES = tuple(name for name in ATTENTION_NAMES if name != "attn_mask")
+
+
+def _packed_forward(
+    query: Any, key: Any, value: Any, sinks: Any, alibi_slopes: Any, **options: Any
+) -> tuple:
+    """Output and lse of packed sequences; their starts are among the options."""
+    output, _, lse = varlen.scaled_dot_product_attention_varlen(
+        query, key, value, sinks=sinks, alibi_slopes=alibi_slopes, return_lse=True, **options
+    )
+    return output, lse
+
+
+def _packed_backward(
+    cotangents: tuple, outputs: tuple, arrays: tuple, options: dict[str, Any], needs: tuple
+) -> backward.AttentionGradients:
+    """Gradients by output and lse of packed sequences."""
+    *tensors, sinks, slopes = arrays
+    of_output, of_lse = cotangents
+    return varlen.scaled_dot_product_attention_varlen_backward(
+        of_output, *tensors, *outputs, sinks=sinks, alibi_slopes=slopes, **options,
+        grad_lse=of_lse, needs=needs,
+    )  # fmt: skip
+
+
 def _classic(names: tuple[str, ...], forward: Callable, backward: Callable) -> Differentiable:
     """An attention of recurrent networks: the first arrays by position, others by name."""
     first = names.index("values") + 1
@@ -110,6 +136,7 @@ def _classic(names: tuple[str, ...], forward: Callable, backward: Callable) -> D
 
 
 ATTENTION = Differentiable(ATTENTION_NAMES, _attention_forward, _attention_backward)
+PACKED_ATTENTION = Differentiable(PACKED_NAMES, _packed_forward, _packed_backward)
 ADDITIVE_ATTENTION = _classic(
     ADDITIVE, additive.additive_attention, classic_backward.additive_attention_backward
 )

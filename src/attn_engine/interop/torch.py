@@ -160,6 +160,42 @@ def scaled_dot_product_attention(
     return AttentionResult(output, weights[0] if weights else None, lse if return_lse else None)
 
 
+def scaled_dot_product_attention_varlen(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any,
+    *,
+    sinks: torch.Tensor | None = None,
+    alibi_slopes: torch.Tensor | None = None,
+    return_lse: bool = False,
+    **options: Any,
+) -> Any:
+    """`attn_engine.scaled_dot_product_attention_varlen` of tensors, which may require gradients.
+
+    Parameters
+    ----------
+    query, key, value, sinks, alibi_slopes : Tensor
+        On the CPU, of any strides.
+    cu_seqlens_q, cu_seqlens_k, return_lse, **options
+        As there; starts may be tensors of integers. The backward pass reads them again.
+
+    Returns
+    -------
+    Tensor, or AttentionResult(output, None, lse)
+
+    Raises
+    ------
+    ValueError, TypeError, MemoryError
+        As there.
+    """
+    options |= {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+    arrays = query, key, value, sinks, alibi_slopes
+    output, lse = _apply(differentiable.PACKED_ATTENTION, options, arrays)
+    return AttentionResult(output, None, lse) if return_lse else output
+
+
 def additive_attention(
     query: torch.Tensor,
     keys: torch.Tensor,
