@@ -55,7 +55,7 @@ def of_the_forward(operation, arguments):
     """What the backward pass is given of the forward's results."""
     forward = OPERATIONS[operation.removesuffix("_backward")].function
     given = {n: x for n, x in arguments.items() if n in signature(forward).parameters}
-    if operation == "sdpa_backward":
+    if operation in ("sdpa_backward", "varlen_backward"):
         result = forward(**given, return_lse=True)
         return {"output": result.output, "lse": result.lse}
     return {"weights": forward(**given).weights}

@@ -36,6 +36,10 @@ RIGHT = {
         "grad_output": (2, 8, 10, 6), "query": (2, 8, 10, 16), "key": (2, 8, 12, 16),
         "value": (2, 8, 12, 6), "output": (2, 8, 10, 6), "lse": (2, 8, 10),
     },
+    "varlen_backward": {
+        "grad_output": (5, 4, 6), "query": (5, 4, 16), "key": (9, 4, 16), "value": (9, 4, 6),
+        "output": (5, 4, 6), "lse": (4, 5), "cu_seqlens_q": [0, 2, 5], "cu_seqlens_k": [0, 3, 9],
+    },
     "additive_backward": {
         "grad_context": (2, 3, 6), "query": (2, 3, 5), "keys": (2, 7, 6), "W_a": (8, 5),
         "U_a": (8, 6), "v_a": (8,), "values": None, "weights": (2, 3, 7),
@@ -320,6 +324,14 @@ BROKEN = broken_shapes_classic.BROKEN | {
         ({}, {"lse": "lse[..., None]"}, "lse", "use lse.reshape(2, 8, 10)"),
         ({}, {"key": "key.swapaxes(1, 2)"}, "key", "use key.swapaxes(-2, -3)"),
         ({}, {"output": "output[..., :5]"}, "output", "pass the one that belongs to these arguments"),
+    ],
+    "varlen_backward": [
+        ({}, {"grad_output": "grad_output.swapaxes(0, 1)"}, "grad_output",
+            "use grad_output.swapaxes(0, 1)"),
+        ({}, {"lse": "lse.T"}, "lse", "use lse.T"),
+        ({}, {"key": "key.reshape(9, 64)"}, "key", "use key.reshape(9, 4, 16)"),
+        ({}, {"cu_seqlens_k": [0, 9]}, "cu_seqlens_k", "a sequence without keys repeats an entry"),
+        ({}, {"output": "output[:4]"}, "output", "pass the one that belongs to these arguments"),
     ],
     "additive_backward": [
         ({}, {"U_a": "U_a.T"}, "U_a", "use U_a.T"),

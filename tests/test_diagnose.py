@@ -208,6 +208,7 @@ UNLIKE = {
     "rotary",
     "merge",
     "sdpa_backward",
+    "varlen_backward",
     "additive_backward",
     "dot_backward",
 }

@@ -21,6 +21,7 @@ def test_shapes_cost_nothing():
 
 
 N, ROWS, TENSOR = 100_000, (64, 32, 100_000), (64, 32, 100_000, 128)
+PACKED = (N, 32, 128)
 CACHE = {"batch": 64, "n_kv_heads": 32, "d_qk": 128, "capacity": 1_000_000}
 DECODER = {"grad_context": (64, N, 512), "query": (64, N, 512), "keys": (64, N, 512), "values": None,
     "weights": (64, N, N), "grad_weights": (64, N, N)}  # fmt: skip
@@ -28,6 +29,9 @@ LARGE = {
     "merge": {"outputs": [TENSOR, TENSOR], "lses": [ROWS, ROWS]},
     "sdpa_backward": {"query": TENSOR, "key": TENSOR, "value": TENSOR, "grad_output": TENSOR,
         "output": TENSOR, "lse": ROWS, "grad_lse": ROWS, "grad_weights": (*ROWS, N)},
+    "varlen_backward": {"query": PACKED, "key": PACKED, "value": PACKED, "grad_output": PACKED,
+        "output": PACKED, "lse": (32, N), "grad_lse": (32, N), "cu_seqlens_q": (N,),
+        "cu_seqlens_k": (N,)},
     "append": CACHE | {"key": (64, 32, 1000, 128), "value": (64, 32, 1000, 128)},
     "attend": CACHE | {"query": (64, 32, 1000, 128), "page_size": 64},
     "truncate": CACHE | {"lengths": (64,), "window": 1000},

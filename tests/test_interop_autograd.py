@@ -5,6 +5,7 @@ import pytest
 from cases import make_problem
 from classic_gradients import INPUTS, make_training
 from gradients import with_cotangents
+from packing import LENGTHS, Packed
 
 pytest.importorskip("autograd", reason="autograd is not installed: NOTHING is tested of it")
 import autograd.numpy as anp
@@ -79,6 +80,25 @@ def test_attention_with_every_array():
     arrays = *tensors, *(problem.options[name] for name in names)
     gradients = grad(loss, tuple(range(6)))(*arrays)
     for name, x in zip(expected._fields, gradients, strict=True):
+        np.testing.assert_array_equal(x, getattr(expected, name), err_msg=name)
+
+
+def test_packed_sequences_with_every_array():
+    packed, rng = Packed(np.float64, *LENGTHS["mixed"]), np.random.default_rng(0)
+    learned = rng.standard_normal(4), rng.random((9, 4)) / 9
+    options = {"dropout_p": 0.4, "dropout_seed": 3, "softcap": 2.0}
+    expected = packed.run_back(sinks=learned[0], alibi_slopes=learned[1], **options)
+
+    def loss(query, key, value, sinks, slopes):
+        result = traced.scaled_dot_product_attention_varlen(
+            query, key, value, *packed.starts, sinks=sinks, alibi_slopes=slopes,
+            enable_gqa=True, return_lse=True, **options,
+        )  # fmt: skip
+        assert result.weights is None
+        return weighted((result.output, result.lse), packed.cotangents())
+
+    gradients = grad(loss, tuple(range(5)))(*packed.tensors, *learned)
+    for name, x in zip(("query", "key", "value", "sinks", "alibi_slopes"), gradients, strict=True):
         np.testing.assert_array_equal(x, getattr(expected, name), err_msg=name)
 
 

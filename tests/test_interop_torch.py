@@ -5,6 +5,7 @@ import pytest
 from cases import make_problem
 from classic_gradients import INPUTS, make_training
 from gradients import with_cotangents
+from packing import LENGTHS, Packed
 
 torch = pytest.importorskip("torch", reason="torch is not installed: NOTHING is tested of it")
 
@@ -88,6 +89,27 @@ def test_negated_views_have_their_sign():
         output = ours.scaled_dot_product_attention(x, x, x)
         gradients.append(torch.autograd.grad(output, z, read(cotangent))[0])
     assert gradients[0].any() and gradients[0].equal(gradients[1])
+
+
+@pytest.mark.parametrize("dropout", [{}, {"dropout_p": 0.4, "dropout_seed": 3}])
+def test_packed_sequences_with_every_array(dropout):
+    packed, rng = Packed(np.float64, *LENGTHS["mixed"]), np.random.default_rng(0)
+    learned = {"sinks": rng.standard_normal(4), "alibi_slopes": rng.random((9, 4)) / 9}
+    options = {"is_causal": True, "causal_offset": np.arange(9)} | dropout
+    expected = packed.run_back(**learned, **options)
+    tensors, more = list(map(leaf, packed.tensors)), {n: leaf(x) for n, x in learned.items()}
+    starts = [torch.tensor(x) for x in packed.starts]
+    result = ours.scaled_dot_product_attention_varlen(
+        *tensors, *starts, **more, **options, enable_gqa=True, return_lse=True
+    )
+    assert result.weights is None
+    cotangents = map(torch.tensor, packed.cotangents())
+    torch.autograd.backward((result.output, result.lse), tuple(cotangents))
+    leaves = dict(zip(("query", "key", "value"), tensors, strict=True)) | more
+    for name, x in leaves.items():
+        np.testing.assert_array_equal(x.grad.numpy(), getattr(expected, name), err_msg=name)
+    alone = ours.scaled_dot_product_attention_varlen(*tensors, *starts, **options, enable_gqa=True)
+    assert isinstance(alone, torch.Tensor) and alone.requires_grad
 
 
 def test_gradcheck():
