@@ -74,6 +74,7 @@ void check_allocations(void);
 void check_attend(attn_isa isa, attn_dtype dtype);
 void check_softmax(attn_isa isa, attn_dtype dtype);
 void check_additive_backward(attn_isa isa, attn_dtype dtype);
+void check_threads(attn_isa isa, attn_dtype dtype);
 void check_bench(attn_isa isa, attn_dtype dtype);
 
 #endif

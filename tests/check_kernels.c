@@ -137,6 +137,7 @@ int main(int argc, char **argv) {
             check_softmax(isa, dtype);
             check_attend(isa, dtype);
             check_additive_backward(isa, dtype);
+            check_threads(isa, dtype);
             if (bench) check_bench(isa, dtype);
         }
     }

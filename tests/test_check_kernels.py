@@ -45,7 +45,7 @@ def test_every_primitive_and_kernel_of_every_tier_is_right(check_kernels):
     assert "WRONG" not in done.stdout
     for isa in _core.supported_isas():
         for dtype in ("f32", "f64", "f16", "bf16"):
-            for kernel in ("prefill", "decode", "softmax", "additive_backward"):
+            for kernel in ("prefill", "decode", "softmax", "additive_backward", "threads"):
                 assert any(
                     line.split()[:3] == [f"{dtype}_{isa}", kernel, "ok"]
                     for line in done.stdout.splitlines()
