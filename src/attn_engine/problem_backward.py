@@ -230,7 +230,8 @@ def _dense(rows: np.ndarray) -> np.ndarray:
 def _parts(lse: np.ndarray, grad_weights: np.ndarray | None) -> np.ndarray | None:
     """Room for a first pass over the scores, where lse alone cannot restore the weights.
 
-    That is where it is so large that its last digits matter: beyond 1000 in float32.
+    That is where it is so large that its last digits matter: beyond 2**10 in float32, 2**39 in
+    float64. backward.c asks the same of each row, so that no row's bits depend on others.
     """
     digits = np.finfo(lse.dtype).eps * np.abs(lse)
     coarse = np.any((digits > 2.0**-13) & np.isfinite(digits))
