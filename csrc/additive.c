@@ -142,7 +142,7 @@ static vec direct_scores(const additive *t, int64_t r, const real *raw) {
     return score;
 }
 
-/* Scores, in log2 units, of `rows` queries from r on for the LANES keys from j on. */
+/* Scores, in units of ln 16, of `rows` queries from r on for the LANES keys from j on. */
 INLINE void score_rows(const int rows, const additive *t, int64_t r, int64_t j, const real *tile,
                        bool *has_raw) {
     const vec sizes = v_load(tile + t->p->d_qk * KEY_GROUP);
@@ -156,7 +156,7 @@ INLINE void score_rows(const int rows, const additive *t, int64_t r, int64_t j, 
             *has_raw = true;
             s[i] = v_select(fits, s[i], direct_scores(t, r + i, t->k_raw));
         }
-        v_store(t->scores + (r + i) * t->stride + j, v_mul(s[i], v_set1(LOG2E)));
+        v_store(t->scores + (r + i) * t->stride + j, v_mul(s[i], v_set1((real)SCORE_UNIT)));
     }
 }
 
@@ -195,7 +195,7 @@ static real softmax_row(const additive *t, int64_t r) {
         const int lanes = (int)min_i(LANES, t->n - j);
         vec x = v_load(s + j);
         if (mask.kind != ATTN_MASK_NONE)
-            x = dense_apply(x, dense_load(&mask, t->i0 + r, j, lanes), false);
+            x = dense_apply(x, dense_load(&mask, t->i0 + r, j, lanes));
         x = v_select(v_first(lanes), x, hidden);
         v_store(s + j, x);
         top = v_max(x, top);
@@ -204,11 +204,15 @@ static real softmax_row(const additive *t, int64_t r) {
         for (int64_t j = 0; j < t->n; j++) t->hidden[r * t->stride + j] = s[j] == -REAL_INF;
     const vec m = v_reference_max(v_set1(v_max_lanes(top)));
     for (int64_t j = 0; j < t->n; j += LANES) {
-        const vec x = v_exp2(v_sub(v_load(s + j), m));
+        const vec x = v_exp16(v_sub(v_load(s + j), m));
         v_store(s + j, x);
         sum = v_add(sum, x);
     }
-    return v_sum(sum);
+    const real l = v_sum(sum);
+    const band all = {-ATTN_UNBOUNDED, ATTN_UNBOUNDED, t->p->n_q, t->n};
+    const segments none = {NULL, NULL};
+    /* scores of -inf, out of range, are not hidden ones */
+    return l == 0 && sees_any(&all, &none, &mask, t->i0 + r, 0, t->n) ? (real)NAN : l;
 }
 
 /* Exponentials @ values, in chains of VALUE_KEYS. */
@@ -243,6 +247,21 @@ static void store_weights(const additive *t, int64_t r, real l) {
         v_store_stored_part(row + j, weight, (int)min_i(LANES, t->n - j));
     }
     fill_hidden(row + t->n, p->n_kv - t->n, l);
+}
+
+/* Stores the output of the rows `only` (NULL: of all), whose weights are times SMALL then, and notes which
+ * overflow. False if there is one. */
+static bool store_outputs(const additive *t, int64_t d_v_padded, const bool *only, bool *overflow) {
+    const attn_tensor *output = &t->p->output;
+    bool finite = true;
+    for (int64_t r = 0; r < t->rows; r++) {
+        if (only && !only[r]) continue;
+        const real l = only ? t->q_size[r] * SMALL : t->q_size[r];
+        overflow[r] = !store_output((stored *)output->data + at(output, t->batch, t->head, t->i0 + r),
+                                    t->output + r * d_v_padded, l, t->p->d_v);
+        finite &= !overflow[r];
+    }
+    return finite;
 }
 
 static additive additive_of(const attn_call *call, int64_t task, real *scratch) {
@@ -280,6 +299,7 @@ static additive additive_of(const attn_call *call, int64_t task, real *scratch) 
 static void run(const attn_call *call, int64_t task, void *scratch, attn_watch *watch) {
     const additive t = additive_of(call, task, scratch);
     const int64_t d_v_padded = call->plan->d_v_padded;
+    bool overflow[ADDITIVE_BLOCK_Q];
     prepare_queries(&t);
     for (int64_t group = 0; group * KEY_GROUP < t.n; group++) {
         if (attn_should_stop(watch)) return;
@@ -287,11 +307,11 @@ static void run(const attn_call *call, int64_t task, void *scratch, attn_watch *
     }
     for (int64_t r = 0; r < t.rows; r++) t.q_size[r] = softmax_row(&t, r); /* from here on sums */
     weigh_values(&t, d_v_padded);
-    for (int64_t r = 0; r < t.rows; r++) {
-        store_weights(&t, r, t.q_size[r]);
-        store_output((stored *)t.p->output.data + at(&t.p->output, t.batch, t.head, t.i0 + r),
-                     t.output + r * d_v_padded, t.q_size[r], t.p->d_v);
-    }
+    for (int64_t r = 0; r < t.rows; r++) store_weights(&t, r, t.q_size[r]);
+    if (store_outputs(&t, d_v_padded, NULL, overflow)) return;
+    for (int64_t e = 0; e < t.rows * t.stride; e++) t.scores[e] *= SMALL;
+    weigh_values(&t, d_v_padded);
+    store_outputs(&t, d_v_padded, overflow, overflow);
 }
 
 /* The tile of one group of keys, for calls to come. */

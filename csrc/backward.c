@@ -33,9 +33,10 @@ static void load_delta(const work *w, panel *q) {
     const int64_t stride = w->p->output.stride_row;
     const bool given = w->g->grad_weights.kind != ATTN_MASK_NONE;
     for (int v = 0; v < b->vecs; v++) {
-        vec sum = v_zero();
+        vec sum = v_zero(), before = v_zero();
         for (int64_t c = 0; c < w->p->d_v; c += LANES) {
             const int columns = (int)min_i(LANES, w->p->d_v - c);
+            if (c > 0 && c % CHAIN == 0) before = v_add(before, sum), sum = v_zero();
             vec r[LANES];
     UNROLL for (int l = 0; l < LANES; l++) {
                 const int64_t i = v * LANES + l;
@@ -45,7 +46,7 @@ static void load_delta(const work *w, panel *q) {
             for (int l = 0; l < columns; l++)
                 sum = v_fma(r[l], v_load(q->grad + (c + l) * BLOCK_Q + v * LANES), sum);
         }
-        v_store(q->delta + v * LANES, sum);
+        v_store(q->delta + v * LANES, v_add(before, sum));
     }
     for (int64_t r = 0; r < b->n; r++) {
         const int64_t index = row_index(b, r);
@@ -61,13 +62,13 @@ static bool is_coarse(real lse) {
     return size > (sizeof lse == sizeof(float) ? 0x1p10 : 0x1p39) && size < (double)REAL_INF;
 }
 
-/* lse of each lane in log2 units. A lane without a query gets weights of 0. */
+/* lse of each lane in units of ln 16. A lane without a query gets weights of 0. */
 static void load_lse(const work *w, panel *q) {
     const real *parts = w->g->parts;
     for (int64_t r = 0; r < BLOCK_Q; r++) {
         const int64_t index = r < q->b.n ? row_index(&q->b, r) : 0;
         const real lse = r < q->b.n ? ((const real *)w->p->lse)[index] : REAL_INF;
-        const double wide = (double)lse * 1.44269504088896340736;
+        const double wide = (double)lse * SCORE_UNIT;
         q->lost |= lse != lse;
         q->high[r] = lse == -REAL_INF ? 0 : (real)wide;
         q->low[r] = fabs(wide) <= (double)REAL_MAX ? (real)(wide - (double)q->high[r]) : 0;
@@ -107,11 +108,11 @@ static void load_panel(work *w, int k, int64_t batch, int64_t head, int64_t i0, 
     q->finite = values_finite(queries, b->n, p->d_qk, true) && values_finite(grads, b->n, p->d_v, true);
 }
 
-/* The exponential of the head's sink relative to 2^high 2^low, 0 without one. */
+/* The exponential of the head's sink relative to 16^high 16^low, 0 without one. */
 static real sink_weight(const attn_problem *p, int64_t head, real high, real low) {
     const real sink = p->sinks ? ((const real *)p->sinks)[head] : -REAL_INF;
     if (sink == -REAL_INF) return 0;
-    return (real)exp2((double)sink * 1.44269504088896340736 - (double)high - (double)low);
+    return (real)exp2(4 * ((double)sink * SCORE_UNIT - (double)high - (double)low));
 }
 
 static void store_parts(const work *w, const panel *q, int64_t r, int64_t index) {
@@ -119,12 +120,12 @@ static void store_parts(const work *w, const panel *q, int64_t r, int64_t index)
     real high = 0, low = 0, delta = 0;
     if (r < q->b.n) {
         const real *sinks = w->p->sinks;
-        const real sink = sinks ? sinks[q->b.head] * LOG2E : -REAL_INF;
+        const real sink = sinks ? sinks[q->b.head] * (real)SCORE_UNIT : -REAL_INF;
         high = sink > q->high[r] ? sink : q->high[r];
-        const double alpha = high == -REAL_INF ? 0 : exp2((double)q->high[r] - (double)high);
+        const double alpha = high == -REAL_INF ? 0 : exp2(4 * ((double)q->high[r] - (double)high));
         if (high == -REAL_INF) high = 0;
         const double sum = q->low[r] * alpha + (double)sink_weight(w->p, q->b.head, high, 0);
-        low = sum == 0 ? 0 : (real)log2(sum);
+        low = sum == 0 ? 0 : (real)(log2(sum) / 4);
         delta = sum == 0 ? 0 : (real)(q->delta[r] * alpha / sum);
     }
     parts[index] = high;

@@ -11,7 +11,7 @@ enum { TO_QUERIES = 1, TO_KEYS = 2, TO_MASK = 4, TO_ROWS = 8, TO_PARTS = 16 };
 typedef struct panel { /* BLOCK_Q queries of one head */
     block b;
     real *grad; /* dO as a panel: d_v x BLOCK_Q */
-    /* per lane: lse in log2 units as the sum of two (TO_PARTS: maximum and sum so far), D, sums so far */
+    /* per lane: lse in units of ln 16 as the sum of two (TO_PARTS: maximum and sum so far), D, sums so far */
     real *high, *low, *delta, *weight_sum, *slope_sum;
     bool finite; /* neither NaN nor infinity in its rows of Q and dO */
     bool lost;   /* NaN in its rows of lse */
@@ -42,7 +42,7 @@ static const stored *rows_of(const attn_tensor *t, const block *b, int64_t head,
 /* Where anything of the panel's queries x keys [j0, j1) is visible. */
 static tile_view seen_tile(const block *b, int64_t j0, int64_t j1) {
     const key_range keys = band_range(&b->band, b->i0, b->i1);
-    tile_view t = {b->i0, b->i1, max_i(j0, keys.begin), min_i(j1, keys.end), true, false, true};
+    tile_view t = {b->i0, b->i1, max_i(j0, keys.begin), min_i(j1, keys.end), true, false};
     if (b->dense.kind != ATTN_MASK_NONE && t.j0 < t.j1) t = dense_view(&b->dense, t);
     if (b->segments.query && !shows_nothing(t)) t = segments_view(&b->segments, t);
     /* whole vectors of lanes are worked on, so hidden lanes beside visible ones need the masks */
@@ -81,7 +81,7 @@ static void exponentials(panel *q, int64_t n, int first, int vecs) {
         vec sum = v_zero();
         for (int64_t j = 0; j < n; j++) {
             real *s = q->b.scores + j * BLOCK_Q + lane;
-            const vec weight = v_exp2(v_sub(v_sub(v_load(s), high), low));
+            const vec weight = v_exp16(v_sub(v_sub(v_load(s), high), low));
             sum = v_add(sum, weight);
             v_store(s, weight);
         }
@@ -139,10 +139,10 @@ static void add_to_parts(const work *w, panel *q, tile_view t, int first, int ve
         const vec old = v_load(q->high + lane);
         vec top = old, sum = v_zero(), product = v_zero();
         for (int64_t j = 0; j < t.j1 - t.j0; j++) top = v_max(v_load(s + j * BLOCK_Q), top);
-        const vec base = v_reference_max(top), alpha = v_exp2(v_sub(old, base));
+        const vec base = v_reference_max(top), alpha = v_exp16(v_sub(old, base));
         for (int64_t j = t.j0; j < t.j1; j++, s += BLOCK_Q) {
             const int k = (int)((j - t.j0) % LANES);
-            const vec weight = v_exp2(v_sub(v_load(s), base));
+            const vec weight = v_exp16(v_sub(v_load(s), base));
             sum = v_add(sum, weight);
             if (given.kind == ATTN_MASK_NONE) continue;
             if (k == 0) load_run(b, &given, lane, j, (int)min_i(LANES, t.j1 - j), &run);

@@ -30,6 +30,8 @@ typedef struct block { /* what a task works on */
     real *key_copy, *value_copy, *dropped;
     uint8_t *hidden;
     bool empty[TILE_QV]; /* vectors of lanes of which there is no output yet */
+    bool overflow[BLOCK_Q]; /* rows whose output so far is out of range */
+    bool small; /* weights that meet values are times SMALL */
 } block;
 
 /* The dense masks of two tasks are one where the strides say so: index of the distinct slice. */
@@ -121,7 +123,7 @@ static void pack_panel(const block *b, const attn_tensor *t, int64_t d, real fac
             const io *corner = rows + v * LANES * t->stride_row + c;
             vec r[LANES];
             if (columns == LANES && (v + 1) * LANES <= b->n) {
-    UNROLL for (int l = 0; l < LANES; l++) r[l] = v_load_io(corner + l * t->stride_row);
+                UNROLL for (int l = 0; l < LANES; l++) r[l] = v_load_io(corner + l * t->stride_row);
             } else {
                 UNROLL for (int l = 0; l < LANES; l++)
                     r[l] = v * LANES + l < b->n ? v_load_io_part(corner + l * t->stride_row, columns) : v_zero();
@@ -133,8 +135,8 @@ static void pack_panel(const block *b, const attn_tensor *t, int64_t d, real fac
     }
 }
 
-static void pack_queries(const block *b) { /* times scale log2(e) */
-    const real factor = (real)(b->p->scale * 1.44269504088896340736);
+static void pack_queries(const block *b) { /* times the scale, in units of ln 16 */
+    const real factor = (real)(b->p->scale * SCORE_UNIT);
     pack_panel(b, &b->p->query, b->p->d_qk, factor, b->panel);
 }
 

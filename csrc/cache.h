@@ -22,12 +22,23 @@ INLINE int64_t cache_run(const attn_cache *c, int64_t j, int64_t n) {
     return min_i(n, c->page_size - j % c->page_size);
 }
 
+/* What to multiply a query by so that no sum of its products with d_qk keys of int8, whose scales come
+ * last, overflows where the score does not. */
+INLINE double whole_numbers_room(int64_t d_qk) {
 #ifdef STORED_i8
-/* x[j] *= scale[j]; what is 0 stays 0 whatever a scale that was never written is. */
-INLINE void scale_each(real *restrict x, const float *restrict scale, int64_t n) {
+    return ldexp(1, -7 - (int)ceil(log2((double)max_i(1, d_qk))));
+#else
+    (void)d_qk;
+    return 1;
+#endif
+}
+
+#ifdef STORED_i8
+/* x[j] *= scale[j] * factor; what is 0 stays 0 whatever a scale that was never written is. */
+INLINE void scale_each(real *restrict x, const float *restrict scale, real factor, int64_t n) {
     for (int64_t j = 0; j < n; j += LANES) {
         const int lanes = (int)min_i(LANES, n - j);
-        const vec a = v_load_part(x + j, lanes), b = v_mul(a, v_load_part(scale + j, lanes));
+        const vec a = v_load_part(x + j, lanes), b = v_mul(v_mul(a, v_load_part(scale + j, lanes)), v_set1(factor));
         v_store_part(x + j, v_select(v_eq(a, v_zero()), a, b), lanes);
     }
 }

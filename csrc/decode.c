@@ -2,10 +2,10 @@
  *
  * All query rows that share a key/value head (n_heads / n_kv_heads heads x n_q queries) are worked on
  * together, so each key and value is read once per group. A task is one split of SPLIT_KV keys of one
- * kv head; it leaves a partial result per row in shared memory, [maximum, sum, o (d_v padded)], and the
- * merge joins a row's partials left to right:
+ * kv head; it leaves a partial result per row in shared memory, [maximum, sum, scale, o (d_v padded)],
+ * where o is times the scale (1, or SMALL where values are huge), and the merge joins a row's partials left to right:
  *
- *   m' = max(m, m_s),  l = l exp2(m - m') + l_s exp2(m_s - m'),  o the same,  output = o / l
+ *   m' = max(m, m_s),  l = l 16^(m - m') + l_s 16^(m_s - m'),  o the same,  output = o / l
  *
  * Splits are multiples of SPLIT_KV from key 0 and are always kept apart; one that sees nothing leaves
  * (-inf, 0, 0), an exact identity. So no bit depends on threads, batch, heads or hidden keys.
@@ -73,10 +73,10 @@ static inline bool row_exists(const split *s, int64_t r) {
     return row_of(s, r).query < s->band.n_q;
 }
 
-/* The rows' queries as dense reals times scale log2(e), padded with zeros to whole vectors. */
+/* The rows' queries as dense reals times the scale, in units of ln 16, padded with zeros to whole vectors. */
 static void pack_rows(const split *s, real *restrict to) {
     const attn_problem *p = s->p;
-    const vec scale = v_set1((real)(p->scale * 1.44269504088896340736));
+    const vec scale = v_set1((real)(p->scale * SCORE_UNIT * whole_numbers_room(p->d_qk)));
     for (int64_t r = 0; r < s->plan->rows; r++, to += s->plan->d_qk_padded) {
         const row_index i = row_of(s, r);
         if (i.query >= s->band.n_q) { /* padding: computed as zeros, never stored */
@@ -102,7 +102,8 @@ static void score_rows(const split *s, int64_t j0, int64_t j1, const real *queri
             tile_product(rows, queries, q_stride, tile, p->d_qk, scores + j - j0, SPLIT_KV);
 #ifdef STORED_i8
             for (int64_t r = 0; r < rows; r++)
-                scale_each(scores + r * SPLIT_KV + j - j0, p->cache->key_scales + slot, KEY_TILE);
+                scale_each(scores + r * SPLIT_KV + j - j0, p->cache->key_scales + slot,
+                           (real)(1 / whole_numbers_room(p->d_qk)), KEY_TILE);
 #endif
         }
         return;
@@ -128,7 +129,7 @@ static void finish_row(const split *s, row_index i, int64_t from, int64_t j0, in
         if (score.any)
             x = score_apply(&score, x, v_sub(v_set1((real)(i.query + score.offset - j)), v_iota()));
         if (mask.kind != ATTN_MASK_NONE)
-            x = dense_apply(x, dense_load(&mask, i.query, j, n), false);
+            x = dense_apply(x, dense_load(&mask, i.query, j, n));
         if (ids.query) x = segments_apply_key(ids.key + j, n, ids.query[i.query], x);
         x = band_apply_query(&s->band, x, i.query, j);
         v_store(scores + j - j0, v_select(v_first(n), x, v_set1(-REAL_INF)));
@@ -142,7 +143,7 @@ static void softmax_row(real *restrict scores, int64_t n, real *m, real *l) {
     *m = v_max_lanes(top);
     const vec reference = v_reference_max(v_set1(*m));
     for (int64_t j = 0; j < n; j += LANES) {
-        const vec w = v_exp2(v_sub(v_load(scores + j), reference));
+        const vec w = v_exp16(v_sub(v_load(scores + j), reference));
         sum = v_add(sum, w);
         v_store(scores + j, w);
     }
@@ -181,7 +182,7 @@ static void scale_weights(const split *s, int64_t j0, int64_t j1, real *restrict
     for (int64_t j = j0, n; j < j1; j += n) {
         n = cache_run(s->p->cache, j, j1 - j);
         const int64_t slot = cache_slot(s->p->cache, s->p->n_kv_heads, s->batch, s->kv_head, j);
-        scale_each(weights + j - j0, s->p->cache->value_scales + slot, n);
+        scale_each(weights + j - j0, s->p->cache->value_scales + slot, 1, n);
     }
 #else
     (void)s, (void)j0, (void)j1, (void)weights;
@@ -194,21 +195,41 @@ static void weigh_values(const split *s, int64_t j0, int64_t j1, const real *wei
     const attn_plan *plan = s->plan;
     const int64_t d_v = s->p->d_v;
     for (int64_t r = 0; r < plan->rows; r++)
-        memset(partials + r * plan->partial + 2, 0, (size_t)plan->d_v_padded * sizeof *partials);
+        memset(partials + r * plan->partial + PARTIAL_HEAD, 0, (size_t)plan->d_v_padded * sizeof *partials);
     for (int64_t j = j0, n; j < j1; j += n) {
         n = j1 - j;
         const value_rows values = value_run(s, j, &n);
         const weight_tile w = {weights + j - j0, SPLIT_KV, 1};
         if (!hidden || values_finite(values, n, d_v, true)) {
-            value_stream(plan->rows, d_v, w, values.data, values.stride, n, partials + 2,
-                         plan->partial);
+            value_stream(plan->rows, d_v, w, values.data, values.stride, n,
+                         partials + PARTIAL_HEAD, plan->partial);
             continue;
         }
         for (int64_t r = 0; r < plan->rows; r++)
             value_row_guarded(hidden + r * SPLIT_KV + j - j0, 1, d_v, true,
                               (weight_tile){w.data + r * SPLIT_KV, SPLIT_KV, 1}, values, n, NULL,
-                              partials + r * plan->partial + 2);
+                              partials + r * plan->partial + PARTIAL_HEAD);
     }
+}
+
+/* Weights of rows whose output might overflow, now or when it is merged, become SMALL times as large; is
+ * there such a row? */
+static bool shrink_weights(const attn_plan *plan, int64_t n, real *restrict weights,
+                           real *restrict partials) {
+    const vec limit = v_set1(REAL_MAX * REAL(0x1p-32));
+    bool any = false;
+    for (int64_t r = 0; r < plan->rows; r++) {
+        real *part = partials + r * plan->partial, *w = weights + r * SPLIT_KV;
+        vmask usual = v_first(LANES);
+        for (int64_t c = 0; c < plan->d_v_padded; c += LANES)
+            usual = v_and(usual, v_lt(v_abs(v_load(part + PARTIAL_HEAD + c)), limit));
+        part[2] = 1;
+        if (!v_any(v_and_not(v_first(LANES), usual))) continue;
+        part[2] = SMALL;
+        any = true;
+        for (int64_t j = 0; j < n; j++) w[j] *= SMALL;
+    }
+    return any;
 }
 
 static void attend_split(const attn_call *call, const split *s, int64_t j0, int64_t j1,
@@ -221,8 +242,7 @@ static void attend_split(const attn_call *call, const split *s, int64_t j0, int6
     uint8_t *const hidden = (uint8_t *)((real *)scratch + plan->scratch.hidden);
     const bool masked = p->mask.kind != ATTN_MASK_NONE || p->query_segments ||
                         !band_full(&s->band, 0, s->band.n_q, j0, j1);
-    const bool whole =
-        masked || p->softcap != 0 || p->alibi_slopes; /* else only the end needs care */
+    const bool whole = masked || score_of(p, s->batch, 0).any; /* else only the end needs care */
 
     pack_rows(s, queries);
     score_rows(s, j0, j1, queries, scores);
@@ -239,6 +259,8 @@ static void attend_split(const attn_call *call, const split *s, int64_t j0, int6
         scale_weights(s, j0, j1, x);
     }
     weigh_values(s, j0, j1, scores, masked ? hidden : NULL, partials);
+    if (shrink_weights(plan, n, scores, partials)) /* and nothing else than their rows changes */
+        weigh_values(s, j0, j1, scores, masked ? hidden : NULL, partials);
 }
 
 static void run(const attn_call *call, int64_t task, void *scratch, attn_watch *watch) {
@@ -258,8 +280,8 @@ static void run(const attn_call *call, int64_t task, void *scratch, attn_watch *
     }
     for (int64_t r = 0; r < plan->rows; r++) {
         real *part = partials + r * plan->partial;
-        part[0] = -REAL_INF;
-        memset(part + 1, 0, (size_t)(plan->partial - 1) * sizeof *part);
+        memset(part, 0, (size_t)plan->partial * sizeof *part);
+        part[0] = -REAL_INF, part[2] = 1;
     }
 }
 
@@ -269,13 +291,16 @@ static void run(const attn_call *call, int64_t task, void *scratch, attn_watch *
 static void merge_partial(real *restrict into, const real *restrict from, int64_t d_v) {
     const real top = from[0] > into[0] ? from[0] : into[0];
     const vec m = v_reference_max(v_set1(top));
-    const vec a = v_exp2(v_sub(v_set1(into[0]), m)), b = v_exp2(v_sub(v_set1(from[0]), m));
+    const vec a = v_exp16(v_sub(v_set1(into[0]), m)), b = v_exp16(v_sub(v_set1(from[0]), m));
     real both[LANES];
     v_store(both, v_fma(v_set1(from[1]), b, v_mul(v_set1(into[1]), a)));
+    const real scale = from[2] < into[2] ? from[2] : into[2];
+    const vec of_into = v_mul(a, v_set1(scale / into[2])), of_from = v_mul(b, v_set1(scale / from[2]));
     into[0] = top;
     into[1] = both[0];
-    for (int64_t c = 2; c < 2 + d_v; c += LANES)
-        v_store(into + c, v_fma(v_load(from + c), b, v_mul(v_load(into + c), a)));
+    into[2] = scale;
+    for (int64_t c = PARTIAL_HEAD; c < PARTIAL_HEAD + d_v; c += LANES)
+        v_store(into + c, v_fma(v_load(from + c), of_from, v_mul(v_load(into + c), of_into)));
 }
 
 /* Row r's weights: what its splits kept, each relative to its split's maximum, on one scale. */
@@ -291,7 +316,7 @@ static void store_weights(const attn_call *call, const split *s, int64_t r, real
     for (int64_t j = keys.begin, n; j < keys.end; j += n) {
         n = min_i(LANES, min_i(round_up(j + 1, SPLIT_KV), keys.end) - j);
         const vec top = v_set1(split_max[j / SPLIT_KV]), reference = v_reference_max(v_set1(m));
-        const vec factor = v_div(v_exp2(v_sub(top, reference)), v_set1(l));
+        const vec factor = v_div(v_exp16(v_sub(top, reference)), v_set1(l));
         v_store_io_part(row + j, v_mul(v_load_part(kept + j, (int)n), factor), (int)n);
     }
 }
@@ -311,19 +336,27 @@ static void merge_row(const attn_call *call, const split *s, int64_t r) {
         split_max[k] = first[k * step];
         merge_partial(first, first + k * step, p->d_v);
     }
+    if (first[1] == 0 && row_exists(s, r)) { /* scores of -inf, out of range, are not hidden ones */
+        const dense mask = dense_of(&p->mask, s->batch, i.head);
+        const segments ids = segments_of(p, s->batch);
+        if (sees_any(&s->band, &ids, &mask, i.query, s->keys.begin, s->keys.end)) first[1] = (real)NAN;
+    }
     if (p->sinks) {
         real *const sink = (real *)call->shared + plan->shared_reals - plan->n_tasks -
                            (s->slice + 1) * plan->partial;
         memset(sink, 0, (size_t)plan->partial * sizeof *sink);
-        sink[0] = ((const real *)p->sinks)[i.head] * LOG2E;
-        sink[1] = 1;
+        sink[0] = ((const real *)p->sinks)[i.head] * (real)SCORE_UNIT;
+        sink[1] = sink[2] = 1;
         merge_partial(first, sink, p->d_v);
     }
     const real l = i.query < s->band.n_q ? first[1] : 0;
     const int64_t row = s->query_row + i.query;
-    store_output((io *)p->output.data + at(&p->output, s->batch, i.head, row), first + 2, l,
-                 p->d_v);
-    if (p->lse) ((real *)p->lse)[lse_index(p, s->batch, i.head, row)] = lse_of(first[0], l);
+    store_output((io *)p->output.data + at(&p->output, s->batch, i.head, row), first + PARTIAL_HEAD,
+                 l * first[2], p->d_v);
+    if (p->lse) {
+        const real *sink = p->sinks ? (const real *)p->sinks + i.head : NULL;
+        ((real *)p->lse)[lse_index(p, s->batch, i.head, row)] = lse_beside(sink, first[0], l);
+    }
     if (p->weights) store_weights(call, s, r, first[0], l, split_max);
 }
 

@@ -1,4 +1,4 @@
-/* exp2 on the engine's domain, y <= 8 (a score less its row's reference maximum, in log2 units).
+/* exp2 on the engine's domain, y <= 8, and the unit that scores are held in.
  *
  *   n = round(y), f = y - n exact in [-1/2, 1/2], 2^y = 2^n (1 + f q(f)), q by Remez
  *
@@ -19,7 +19,11 @@ static const real EXP2_Q[] = {0x1.e8cab7c976947p-32, 0x1.e605d28b72567p-28, 0x1.
 static const real EXP2_Q[] = {0x1.4308fap-13f, 0x1.5f07b4p-10f, 0x1.3b2ba0p-7f,
                               0x1.c6af6ep-5f,  0x1.ebfbdep-3f,  0x1.62e430p-1f};
 #endif
-#define LOG2E REAL(1.44269504088896340736)
+
+/* Scores are held in units of ln 16, as log2(16) is a power of two: a score, and the sum of a score and a
+ * bias, stay finite there whenever the score and the bias are. */
+#define LN16 2.77258872223978123767
+#define SCORE_UNIT 0.36067376022224085184 /* 1 / ln 16 */
 
 INLINE vec v_exp2_q(vec f) { /* (2^f - 1) / f */
     vec q = v_set1(EXP2_Q[0]);
@@ -33,14 +37,22 @@ INLINE vec v_exp2(vec y) {
     return v_scale_exp2(v_fma(v_exp2_q(f), f, v_set1(1)), n, y, REAL_MIN_EXP2);
 }
 
+/* 16^z, of scores less their row's reference maximum; z <= 2. */
+INLINE vec v_exp16(vec z) { return v_exp2(v_mul(z, v_set1(4))); }
+
 /* The maximum to subtract: 0 for a row that has seen nothing, where -inf - -inf would be NaN. */
 INLINE vec v_reference_max(vec m) {
     return v_select(v_eq(m, v_set1(-REAL_INF)), v_zero(), m);
 }
 
-/* Natural log-sum-exp of a row from its log2-domain maximum and sum of exponentials (0 = sees nothing). */
+/* Natural log-sum-exp of a row from its maximum and its sum of exponentials (0 = sees nothing). */
 INLINE real lse_of(real m, real l) {
-    return l == 0 ? -REAL_INF : (real)((double)m * 0.69314718055994530942 + log((double)l));
+    return l == 0 ? -REAL_INF : (real)((double)m * LN16 + log((double)l));
+}
+
+/* The same beside a head's sink, NULL for none: where no key counts beside it, the sink to the bit. */
+INLINE real lse_beside(const real *sink, real m, real l) {
+    return sink && l == 1 && m == *sink * (real)SCORE_UNIT ? *sink : lse_of(m, l);
 }
 
 #endif

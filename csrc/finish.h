@@ -1,5 +1,5 @@
 /* From raw scores to final ones, and to weights after dropout, for a block of BLOCK_Q queries along the
- * lanes: score functions, then masks, applied where a tile needs them. Raw scores are in log2 units. */
+ * lanes: score functions, then masks, applied where a tile needs them. Scores are in units of ln 16. */
 #ifndef ATTN_FINISH_H
 #define ATTN_FINISH_H
 
@@ -49,20 +49,20 @@ typedef struct finish {
 
 /* One vector of scores, of queries from i on for key j, through score function and masks. */
 INLINE vec finish_score(const finish *f, vec s, const mask_run *run, int k, const bool masked, const bool bits,
-                        const bool plain, const int64_t *key_ids, int64_t i, int64_t j) {
+                        const int64_t *key_ids, int64_t i, int64_t j) {
     if (f->score.any)
         s = score_apply(&f->score, s, v_add(v_iota(), v_set1((real)(i + f->score.offset - j))));
     if (masked && bits) s = v_select(v_bit(run->bits, k), s, v_set1(-REAL_INF));
-    else if (masked) s = dense_apply(s, run->bias[k], plain);
+    else if (masked) s = dense_apply(s, run->bias[k]);
     if (f->cut) s = band_apply_key(&f->band, s, i, j);
     if (f->query_ids) s = segments_apply_key(f->query_ids, f->queries, key_ids[j], s);
     return s;
 }
 
-INLINE vec finish_run(finish f, const mask_run *run, int n, const bool masked, const bool bits, const bool plain,
+INLINE vec finish_run(finish f, const mask_run *run, int n, const bool masked, const bool bits,
                       const int64_t *key_ids, int64_t i, int64_t j, vec top, real *restrict s) {
     for (int k = 0; k < n; k++, s += BLOCK_Q) {
-        const vec x = finish_score(&f, v_load(s), run, k, masked, bits, plain, key_ids, i, j + k);
+        const vec x = finish_score(&f, v_load(s), run, k, masked, bits, key_ids, i, j + k);
         v_store(s, x);
         top = v_max(x, top);
     }
@@ -84,13 +84,12 @@ static void finish_scores(const block *b, tile_view t, int first, int vecs, bool
             const int n = (int)min_i(most, t.j1 - j);
             real *s = scores + (j - t.j0) * BLOCK_Q + lane;
             if (!masked) {
-                top = finish_run(f, NULL, n, false, false, false, key_ids, i, j, top, s);
+                top = finish_run(f, NULL, n, false, false, key_ids, i, j, top, s);
                 continue;
             }
             load_run(b, &b->dense, lane, j, n, &run);
-            if (bits) top = finish_run(f, &run, n, true, true, false, key_ids, i, j, top, s);
-            else if (t.plain) top = finish_run(f, &run, n, true, false, true, key_ids, i, j, top, s);
-            else top = finish_run(f, &run, n, true, false, false, key_ids, i, j, top, s);
+            if (bits) top = finish_run(f, &run, n, true, true, key_ids, i, j, top, s);
+            else top = finish_run(f, &run, n, true, false, key_ids, i, j, top, s);
         }
         v_store(b->top + lane, top);
     }

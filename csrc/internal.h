@@ -13,6 +13,7 @@
 /* Keys per split in decode: boundaries are multiples counted from key 0, whatever n_kv is. */
 #define SPLIT_KV 512
 #define PREFILL_BLOCKS 4    /* blocks of queries that share copies of keys and values */
+#define PARTIAL_HEAD 3 /* a partial result's reals before its output: see decode.c */
 #define SOFTMAX_ROWS 16     /* rows per task of the row softmax */
 #define ADDITIVE_BLOCK_Q 32 /* queries per task of additive attention */
 #define ADDITIVE_KEYS 64    /* keys of a block in the backward pass of additive attention */
@@ -55,7 +56,7 @@ typedef struct attn_plan {
     bool parts_only; /* backward: this run only fills attn_backward_problem.parts */
     int64_t key_tasks, query_tasks, mask_tasks; /* backward: of each kind, in this order */
     attn_scratch scratch;
-    int64_t partial; /* decode: reals per row and split in shared memory: d_v_padded + 2 */
+    int64_t partial; /* decode: reals per row and split in shared memory */
     int64_t
         shared_reals; /* memory all threads see: partials, kept weights, maxima per split (decode);
                              the views of a dense mask's tiles (prefill) */
@@ -64,7 +65,7 @@ typedef struct attn_plan {
 
 /* What a dense mask shows of one tile: see tile_view in mask.h, relative to the tile's corner. */
 typedef struct attn_tile_class {
-    uint8_t i0, i1, j0, j1, full, plain, hides;
+    uint8_t i0, i1, j0, j1, full, hides;
 } attn_tile_class;
 
 typedef struct attn_call {

@@ -51,10 +51,10 @@ static inline bool band_full(const band *m, int64_t i0, int64_t i1, int64_t j0, 
 /* ---- segments --------------------------------------------------------------------------------- */
 
 /* The part of a tile, queries [i0, i1) x keys [j0, j1), outside of which nothing is visible. Inside of it:
- * full = every score stays what it is; hides = something is hidden; plain = no bias is huge, +inf or NaN. */
+ * full = every score stays what it is; hides = something is hidden. */
 typedef struct tile_view {
     int64_t i0, i1, j0, j1;
-    bool full, hides, plain;
+    bool full, hides;
 } tile_view;
 
 static inline bool shows_nothing(tile_view t) { return t.i0 >= t.i1 || t.j0 >= t.j1; }
@@ -153,31 +153,37 @@ INLINE vec dense_load(const dense *m, int64_t i, int64_t j, int n) {
     return v_load(lanes);
 }
 
-#define BIAS_LIMIT (REAL_MAX * REAL(0.6875)) /* times log2(e) it is just below REAL_MAX */
-
-/* score + bias. Scores are in log2 units, where a huge finite bias overflows (its lowest value is the
- * commonest mask there is), so it is clamped: -inf alone hides. NaN and +inf pass through. */
-INLINE vec dense_apply(vec s, vec bias, const bool plain) {
-    vec b = bias;
-    if (!plain) {
-        b = v_max(v_set1(-BIAS_LIMIT), v_min(v_set1(BIAS_LIMIT), bias));
-        b = v_select(v_eq(bias, v_set1(REAL_INF)), bias, b);
-    }
-    return v_select(v_eq(bias, v_set1(-REAL_INF)), bias, v_fma(b, v_set1(LOG2E), s));
+/* score + bias; -inf alone hides, every finite bias is taken as it is, NaN and +inf pass through. */
+INLINE vec dense_apply(vec s, vec bias) {
+    const vec sum = v_fma(bias, v_set1((real)SCORE_UNIT), s);
+    return v_select(v_eq(bias, v_set1(-REAL_INF)), bias, sum);
 }
 
-/* One vector of biases: are all of the first n 0, is any hidden, are the others all moderate? */
+/* Does query i see any key of [j0, j1)? */
+INLINE bool sees_any(const band *m, const segments *s, const dense *d, int64_t i, int64_t j0,
+                     int64_t j1) {
+    const key_range keys = band_range(m, i, i + 1);
+    const int64_t end = min_i(j1, keys.end);
+    for (int64_t j = max_i(j0, keys.begin); j < end; j += LANES) {
+        const int n = (int)min_i(LANES, end - j);
+        vec bias = v_zero();
+        if (d->kind != ATTN_MASK_NONE) bias = dense_load(d, i, j, n);
+        if (s->query) bias = segments_apply_key(s->key + j, n, s->query[i], bias);
+        if (v_any(v_and_not(v_first(n), v_eq(bias, v_set1(-REAL_INF))))) return true;
+    }
+    return false;
+}
+
+/* One vector of biases: are all of the first n 0, is any hidden? */
 INLINE void dense_note(tile_view *t, vec bias, int n) {
-    const vmask lanes = v_first(n), hidden = v_and(lanes, v_eq(bias, v_set1(-REAL_INF)));
-    const vmask moderate = v_or(hidden, v_lt(v_abs(bias), v_set1(BIAS_LIMIT)));
+    const vmask lanes = v_first(n);
     t->full &= !v_any(v_and_not(lanes, v_eq(bias, v_zero())));
-    t->hides |= v_any(hidden);
-    t->plain &= !v_any(v_and_not(lanes, moderate));
+    t->hides |= v_any(v_and(lanes, v_eq(bias, v_set1(-REAL_INF))));
 }
 
 /* The view of a whole tile: first where anything is visible, then what there is inside. */
 INLINE tile_view dense_view(const dense *m, tile_view t) {
-    tile_view seen = {t.i1, t.i0, t.j1, t.j0, true, false, true};
+    tile_view seen = {t.i1, t.i0, t.j1, t.j0, true, false};
     for (int64_t j = t.j0; j < t.j1; j += LANES) {
         const int n = (int)min_i(LANES, t.j1 - j);
         vec columns = v_zero();

@@ -113,7 +113,7 @@ static void plan_decode(const attn_problem *p, attn_plan *plan) {
                                    : larger(1, (p->n_kv + SPLIT_KV - 1) / SPLIT_KV);
     plan->n_merges = p->batch * p->n_kv_heads;
     plan->n_tasks = (p->query_starts ? p->n_kv_heads : plan->n_merges) * plan->splits;
-    plan->partial = plan->d_v_padded + 2;
+    plan->partial = plan->d_v_padded + PARTIAL_HEAD;
     /* partials; kept weights; the sink as a partial of each merge; the maximum of each split */
     plan->shared_reals = plan->n_tasks * plan->rows * plan->partial +
                          (p->weights ? plan->n_merges * plan->rows * p->n_kv : 0) +

@@ -2,24 +2,24 @@
  *
  * A task is BLOCK_Q queries of one head, or a few such blocks where keys and values must be copied first
  * (16-bit types, caches), so that they share the copies. Queries lie along the vector lanes: only they are
- * packed (into a panel d_qk x BLOCK_Q, scale and log2(e) folded in), keys and values are read where they
+ * packed (into a panel d_qk x BLOCK_Q, scale folded in), keys and values are read where they
  * lie, and the softmax runs down the lanes without a horizontal step. Per block of block_kv keys, in L1:
  *
- *   scores  block_kv x BLOCK_Q   s = K panel                          (log2 units)
- *   softmax per lane             m' = m, or the block's maximum once that is more than 8 above m
- *                                p = exp2(s - m'), a = exp2(m - m'), l = l a + sum p
+ *   scores  block_kv x BLOCK_Q   s = K panel                          (in units of ln 16)
+ *   softmax per lane             m' = m, or the block's maximum once that is more than 2 above m
+ *                                p = 16^(s - m'), a = 16^(m - m'), l = l a + sum p
  *   output  BLOCK_Q x d_v        o = o a + p^T V                      (padded rows, reals)
  *
- * At the end output = o / l. A lane keeps its old maximum while that is safe (2^8 is far from overflow)
+ * At the end output = o / l. A lane keeps its old maximum while that is safe (16^2 is far from overflow)
  * and is then multiplied by exactly 1, so its bits do not depend on the lanes beside it. Each block is
  * summed in a chain of its own, which keeps long rows accurate. Block boundaries are multiples of
  * block_kv from key 0; a hidden key contributes exactly nothing, so skipping one changes no bit.
- * If weights are wanted the blocks of p are kept and scaled at the end by exp2(m_block - m) / l.
+ * If weights are wanted the blocks of p are kept and scaled at the end by 16^(m_block - m) / l.
  *
  * Sources: Milakov and Gimelshein 2018 (online softmax), Dao et al. 2022 (tiling). */
 #include "finish.h"
 
-#define LAZY REAL(8.0) /* log2 units a row's scores may climb above its reference maximum */
+#define LAZY REAL(2.0) /* units of ln 16 that a row's scores may climb above its reference maximum */
 
 /* The keys of [j0, j1) that the band shows to any query of vector v of the lanes. */
 static key_range seen_by(const block *b, int v, int64_t j0, int64_t j1) {
@@ -69,12 +69,12 @@ INLINE void softmax_lanes(const int vecs, const block *b, int first, int64_t n,
         m[v] = v_reference_max(now);
         sum[v] = v_zero();
         v_store(m_row + v * LANES, now);
-        v_store(alpha_row + v * LANES, v_select(moved, v_exp2(v_sub(old, m[v])), v_set1(1)));
+        v_store(alpha_row + v * LANES, v_select(moved, v_exp16(v_sub(old, m[v])), v_set1(1)));
     }
     for (int64_t j = 0; j < n; j++) {
         UNROLL for (int v = 0; v < vecs; v++) {
             real *s = scores + j * BLOCK_Q + (first + v) * LANES;
-            const vec p = v_exp2(v_sub(v_load(s), m[v]));
+            const vec p = v_exp16(v_sub(v_load(s), m[v]));
             sum[v] = v_add(sum[v], p);
             v_store(s, p);
         }
@@ -95,13 +95,13 @@ static void softmax_block(const block *b, int first, int vecs, int64_t n, real *
 
 /* Where anything of the block's queries x keys [j0, j1) is visible. */
 static tile_view view_of(const block *b, int64_t j0, int64_t j1) {
-    tile_view t = {b->i0, b->i1, max_i(j0, b->seen.begin), min_i(j1, b->seen.end), true, false, true};
+    tile_view t = {b->i0, b->i1, max_i(j0, b->seen.begin), min_i(j1, b->seen.end), true, false};
     if (t.j0 >= t.j1) return t;
     if (b->dense.kind != ATTN_MASK_NONE) {
         const int64_t index = j0 / b->plan->block_kv, corner = index * b->plan->block_kv;
         const attn_tile_class c = b->classes[index];
         t = (tile_view){b->i0 + c.i0, min_i(b->i0 + c.i1, b->i1), max_i(t.j0, corner + c.j0),
-                        min_i(t.j1, corner + c.j1), c.full, c.hides, c.plain};
+                        min_i(t.j1, corner + c.j1), c.full, c.hides};
     }
     if (b->segments.query && !shows_nothing(t)) t = segments_view(&b->segments, t);
     /* whole vectors of lanes are worked on, so hidden lanes beside visible ones need the masks */
@@ -135,6 +135,8 @@ static void attend_lanes(block *b, tile_view t, int first, int last, bool cut, b
     if (guarded)
         for (int64_t e = 0; e < n * BLOCK_Q; e++) b->hidden[e] = scores[e] == -REAL_INF;
     softmax_block(b, first, last - first, n, scores);
+    if (b->small)
+        for (int64_t e = 0; e < n * BLOCK_Q; e++) scores[e] *= SMALL;
     const real *weights = dropped_weights(b, t, r1, scores), *alpha = alpha_of(b, first, last, guarded);
     if (!guarded) {
         value_product(r1 - r0, d_v, false, (weight_tile){weights + r0, 1, BLOCK_Q}, values, n, alpha,
@@ -169,13 +171,13 @@ static void attend_block(block *b, tile_view t, key_rows rows, real *restrict sc
 
 /* A sink joins the denominator alone: l and o move to the maximum that includes it. */
 static void add_sink(const block *b) {
-    const vec sink = v_set1(((const real *)b->p->sinks)[b->head] * LOG2E);
+    const vec sink = v_set1(((const real *)b->p->sinks)[b->head] * (real)SCORE_UNIT);
     for (int v = 0; v < b->vecs; v++) {
         const vec old = v_load(b->m + v * LANES), now = v_max(old, sink), m = v_reference_max(now);
-        const vec alpha = v_exp2(v_sub(old, m));
+        const vec alpha = v_exp16(v_sub(old, m));
         v_store(b->alpha + v * LANES, alpha);
         v_store(b->m + v * LANES, now);
-        v_store(b->l + v * LANES, v_fma(v_load(b->l + v * LANES), alpha, v_exp2(v_sub(sink, m))));
+        v_store(b->l + v * LANES, v_fma(v_load(b->l + v * LANES), alpha, v_exp16(v_sub(sink, m))));
         if (b->empty[v]) clear_output(b, v);
     }
     for (int64_t r = 0; r < b->n; r++)
@@ -185,14 +187,29 @@ static void add_sink(const block *b) {
         }
 }
 
+/* Rows that see keys of which every score is -inf: out of range, so their sum is not a number. Without a
+ * sum a row would be taken for one that sees nothing. */
+static void mark_lost_rows(const block *b) {
+    bool any = false;
+    for (int64_t r = 0; r < b->n; r++) any |= b->l[r] == 0;
+    for (int64_t j0 = b->seen.begin, j1; any && j0 < b->seen.end; j0 = j1) {
+        j1 = (j0 / b->plan->block_kv + 1) * b->plan->block_kv;
+        const tile_view t = view_of(b, j0, j1);
+        if (shows_nothing(t)) continue;
+        for (int64_t i = t.i0; i < t.i1; i++)
+            if (b->l[i - b->i0] == 0 && sees_any(&b->band, &b->segments, &b->dense, i, t.j0, t.j1))
+                b->l[i - b->i0] = (real)NAN;
+    }
+}
+
 /* Row r of the block: output = o / l, lse beside it. */
-static void store_row(const block *b, int64_t r) {
+static bool store_row(const block *b, int64_t r) {
     const attn_problem *p = b->p;
-    const real l = r < b->n ? b->l[r] : 0;
+    const real l = r < b->n ? b->l[r] : 0, *sink = p->sinks ? (const real *)p->sinks + b->head : NULL;
     const int64_t row = b->query_row + b->i0 + r;
-    store_output((io *)p->output.data + at(&p->output, b->batch, b->head, row),
-                 b->output + r * b->plan->d_v_padded, l, p->d_v);
-    if (p->lse) ((real *)p->lse)[lse_index(p, b->batch, b->head, row)] = lse_of(b->m[r], l);
+    if (p->lse) ((real *)p->lse)[lse_index(p, b->batch, b->head, row)] = lse_beside(sink, b->m[r], l);
+    return store_output((io *)p->output.data + at(&p->output, b->batch, b->head, row),
+                        b->output + r * b->plan->d_v_padded, b->small ? l * SMALL : l, p->d_v);
 }
 
 /* Weights of the block's rows from the kept p, keys [keys.begin, keys.end); all other keys get 0. */
@@ -213,7 +230,7 @@ static void store_weights(const block *b, key_range keys, const real *block_max)
             const int64_t index = j / b->plan->block_kv;
             n = min_i(LANES, min_i((index + 1) * b->plan->block_kv, keys.end) - j);
             const vec top = v_load(block_max + index * BLOCK_Q + v * LANES);
-            const vec factor = v_select(v_eq(l, v_zero()), v_zero(), v_div(v_exp2(v_sub(top, m)), l));
+            const vec factor = v_select(v_eq(l, v_zero()), v_zero(), v_div(v_exp16(v_sub(top, m)), l));
             vec w[LANES];
             for (int k = 0; k < LANES; k++)
                 w[k] = k < n ? v_mul(v_load(b->scores + (j + k) * BLOCK_Q + v * LANES), factor) : v_zero();
@@ -242,12 +259,15 @@ static void begin_block(block *b) {
     for (int v = 0; v < b->vecs; v++) b->empty[v] = true;
 }
 
-static void end_block(const block *b, const real *block_max) {
+/* Stores what a block's rows have come to. With `small` that is the output of those which overflowed. */
+static void end_block(block *b, const real *block_max) {
     const attn_problem *p = b->p;
     const int64_t rows = p->query_starts ? b->n : min_i(BLOCK_Q, p->n_q - b->i0);
+    mark_lost_rows(b);
     if (p->sinks) add_sink(b);
-    for (int64_t r = 0; r < rows; r++) store_row(b, r);
-    if (p->weights) store_weights(b, b->seen, block_max);
+    for (int64_t r = 0; r < rows; r++)
+        if (!b->small || b->overflow[r]) b->overflow[r] = !store_row(b, r);
+    if (p->weights && !b->small) store_weights(b, b->seen, block_max);
 }
 
 /* The blocks of a task against keys [j0, j1), which lie in one block of keys. */
@@ -269,28 +289,41 @@ static void attend_blocks(block *blocks, int n, int64_t j0, int64_t j1) {
     if (blocks->p->weights) clear_around(blocks, views[0], j0, j1); /* there is one block then */
 }
 
-static void run(const attn_call *call, int64_t task, void *scratch, attn_watch *watch) {
-    block blocks[PREFILL_BLOCKS];
-    const attn_problem *p = call->problem;
-    const int n = blocks_of(call, task, scratch, blocks);
-    const int64_t block_kv = call->plan->block_kv;
-    real *block_max = (real *)scratch + call->plan->scratch.block_max;
+/* All of a task's blocks against all their keys. False if the call is to end early. */
+static bool attend_task(block *blocks, int n, real *block_max, attn_watch *watch) {
+    const attn_problem *p = blocks->p;
+    const int64_t block_kv = blocks->plan->block_kv;
     key_range keys = {p->n_kv, 0};
-
-    if (p->query_starts && blocks->band.n_q <= DECODE_MAX_Q) return; /* the decode kernel's */
     for (block *b = blocks; b < blocks + n; b++) {
         begin_block(b);
         if (b->seen.begin < b->seen.end)
             keys = (key_range){min_i(keys.begin, b->seen.begin), max_i(keys.end, b->seen.end)};
     }
     for (int64_t j0 = keys.begin, j1; j0 < keys.end; j0 = j1) {
-        if (attn_should_stop(watch)) return;
+        if (attn_should_stop(watch)) return false;
         const int64_t index = j0 / block_kv;
         j1 = min_i((index + 1) * block_kv, keys.end);
         attend_blocks(blocks, n, j0, j1);
         if (p->weights) memcpy(block_max + index * BLOCK_Q, blocks->m, BLOCK_Q * sizeof(real));
     }
-    for (const block *b = blocks; b < blocks + n; b++) end_block(b, block_max);
+    for (block *b = blocks; b < blocks + n; b++) end_block(b, block_max);
+    return true;
+}
+
+static void run(const attn_call *call, int64_t task, void *scratch, attn_watch *watch) {
+    block blocks[PREFILL_BLOCKS];
+    const attn_problem *p = call->problem;
+    const int n = blocks_of(call, task, scratch, blocks);
+    real *block_max = (real *)scratch + call->plan->scratch.block_max;
+    bool again = false;
+
+    if (p->query_starts && blocks->band.n_q <= DECODE_MAX_Q) return; /* the decode kernel's */
+    if (!attend_task(blocks, n, block_max, watch)) return;
+    for (block *b = blocks; b < blocks + n; b++) {
+        b->small = true;
+        for (int64_t r = 0; r < BLOCK_Q; r++) again |= b->overflow[r];
+    }
+    if (again) attend_task(blocks, n, block_max, watch);
 }
 
 /* Looks through one block of queries of one distinct dense mask. */
@@ -307,7 +340,7 @@ static void prepare(const attn_call *call, int64_t task) {
         out[k] = (attn_tile_class){0};
         if (t.j0 < t.j1)
             out[k] = (attn_tile_class){(uint8_t)(t.i0 - i0), (uint8_t)(t.i1 - i0), (uint8_t)(t.j0 - j0),
-                                       (uint8_t)(t.j1 - j0), t.full, t.plain, t.hides};
+                                       (uint8_t)(t.j1 - j0), t.full, t.hides};
     }
 }
 

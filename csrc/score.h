@@ -1,4 +1,4 @@
-/* Score functions: what happens to a score (log2 units) between the product and the masks.
+/* Score functions: what happens to a score (in units of ln 16) between the product and the masks.
  *
  *   softcap   s = c tanh(s / c)
  *   ALiBi     s = s - slope |i + offset - j|        (Press et al. 2022)
@@ -12,15 +12,15 @@
 
 typedef struct score_fn { /* of one batch entry and head */
     bool any;
-    real cap, slope; /* log2 units; 0 = none */
+    real cap, slope; /* in units of ln 16; 0 = none */
     int64_t offset;  /* of the diagonal: query i stands at key position i + offset */
 } score_fn;
 
 INLINE score_fn score_of(const attn_problem *p, int64_t batch, int64_t head) {
-    score_fn f = {.cap = (real)p->softcap * LOG2E,
+    score_fn f = {.cap = (real)(p->softcap * SCORE_UNIT),
                   .offset = p->offsets ? p->offsets[batch] : p->offset};
     if (p->alibi_slopes)
-        f.slope = ((const real *)p->alibi_slopes)[batch * p->alibi_stride_batch + head] * LOG2E;
+        f.slope = ((const real *)p->alibi_slopes)[batch * p->alibi_stride_batch + head] * (real)SCORE_UNIT;
     f.any = f.cap != 0 || p->alibi_slopes;
     return f;
 }

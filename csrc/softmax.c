@@ -5,15 +5,14 @@
 #include "exp.h"
 #include "mask.h"
 
-/* Scores of one row from column j on, hidden lanes -inf. A finite sum stays finite: -inf alone hides. */
+/* Scores of one row from column j on, hidden lanes -inf; a quarter of each, so that the sum of a finite
+ * score and a finite bias stays finite. */
 INLINE vec visible_scores(const stored *row, const dense *mask, int64_t i, int64_t j, int n) {
-    vec s = v_load_stored_part(row + j, n);
+    const vec quarter = v_set1(REAL(0.25));
+    vec s = v_mul(v_load_stored_part(row + j, n), quarter);
     if (mask->kind != ATTN_MASK_NONE) {
-        const vec bias = dense_load(mask, i, j, n), sum = v_add(s, bias);
-        const vec clamped = v_max(v_set1(-REAL_MAX), v_min(v_set1(REAL_MAX), sum));
-        const vmask infinite =
-            v_or(v_eq(v_abs(s), v_set1(REAL_INF)), v_eq(v_abs(bias), v_set1(REAL_INF)));
-        s = v_select(v_eq(bias, v_set1(-REAL_INF)), bias, v_select(infinite, sum, clamped));
+        const vec bias = dense_load(mask, i, j, n), sum = v_fma(bias, quarter, s);
+        s = v_select(v_eq(bias, v_set1(-REAL_INF)), bias, sum);
     }
     return v_select(v_first(n), s, v_set1(-REAL_INF));
 }
@@ -23,19 +22,19 @@ static void softmax_row(const attn_softmax_problem *p, int64_t i) {
     stored *out = (stored *)p->output.data + i * p->output.stride_row;
     const dense mask = dense_of(&p->mask, 0, 0);
     const int64_t n = p->lengths ? p->lengths[i] : p->n;
-    const vec log2e = v_set1(LOG2E);
+    const vec log2e = v_set1(REAL(1.44269504088896340736));
     vec top = v_set1(-REAL_INF), sum = v_zero();
     for (int64_t j = 0; j < n; j += LANES)
         top = v_max(visible_scores(row, &mask, i, j, (int)min_i(LANES, n - j)), top);
     const vec m = v_reference_max(v_set1(v_max_lanes(top)));
     for (int64_t j = 0; j < n; j += LANES) {
         const vec s = visible_scores(row, &mask, i, j, (int)min_i(LANES, n - j));
-        sum = v_add(sum, v_exp2(v_mul(v_sub(s, m), log2e)));
+        sum = v_add(sum, v_exp16(v_mul(v_sub(s, m), log2e)));
     }
     const real l = v_sum(sum);
     for (int64_t j = 0; j < n; j += LANES) {
         const int lanes = (int)min_i(LANES, n - j);
-        const vec e = v_exp2(v_mul(v_sub(visible_scores(row, &mask, i, j, lanes), m), log2e));
+        const vec e = v_exp16(v_mul(v_sub(visible_scores(row, &mask, i, j, lanes), m), log2e));
         v_store_stored_part(out + j, l == 0 ? v_zero() : v_div(e, v_set1(l)), lanes);
     }
     memset(out + n, 0, (size_t)(p->n - n) * sizeof *out);

@@ -31,24 +31,36 @@ INLINE void dot_rows(const int rows, const bool fetch, const real *restrict q, i
     vec sum[DOT_ROWS][LANES];
     for (int k0 = 0; k0 < LANES; k0 += step) {
         const stored *key[2];
-        vec acc[DOT_ROWS][2];
-    UNROLL for (int k = 0; k < step; k++) {
+        vec acc[DOT_ROWS][2], before[DOT_ROWS][2];
+        UNROLL for (int k = 0; k < step; k++) {
             key[k] = keys + min_i(k0 + k, n - 1) * stride;
-            UNROLL for (int r = 0; r < rows; r++) acc[r][k] = v_zero();
+            UNROLL for (int r = 0; r < rows; r++) before[r][k] = v_zero();
         }
-        for (int64_t c = 0; c < d; c += LANES) {
-            vec x[2];
-            UNROLL for (int k = 0; k < step; k++)
-                x[k] = c + LANES <= d ? v_load_stored(key[k] + c) : v_load_stored_part(key[k] + c, (int)(d - c));
-            if (fetch && c % LINE == 0) UNROLL for (int k = 0; k < step; k++) {
-                const int64_t at = step * c + k * LINE; /* of the rows one behind the other */
-                if (at < d) v_prefetch(key[0] + ahead + at);
-                else if (at < 2 * d) v_prefetch(key[step - 1] + ahead + at - d);
+        for (int64_t c = 0;;) {
+            const int64_t end = min_i(c + CHAIN * LANES, d);
+            UNROLL for (int r = 0; r < rows; r++)
+                UNROLL for (int k = 0; k < step; k++) acc[r][k] = v_zero();
+            for (; c < end; c += LANES) {
+                vec x[2];
+                UNROLL for (int k = 0; k < step; k++)
+                    x[k] = c + LANES <= d ? v_load_stored(key[k] + c)
+                                          : v_load_stored_part(key[k] + c, (int)(d - c));
+                if (fetch && c % LINE == 0) UNROLL for (int k = 0; k < step; k++) {
+                    const int64_t at = step * c + k * LINE; /* of the rows one behind the other */
+                    if (at < d) v_prefetch(key[0] + ahead + at);
+                    else if (at < 2 * d) v_prefetch(key[step - 1] + ahead + at - d);
+                }
+                UNROLL for (int r = 0; r < rows; r++) {
+                    const vec y = v_load(q + r * q_stride + c);
+                    UNROLL for (int k = 0; k < step; k++) acc[r][k] = v_fma(y, x[k], acc[r][k]);
+                }
             }
-            UNROLL for (int r = 0; r < rows; r++) {
-                const vec y = v_load(q + r * q_stride + c);
-                UNROLL for (int k = 0; k < step; k++) acc[r][k] = v_fma(y, x[k], acc[r][k]);
-            }
+            if (c > CHAIN * LANES) /* the chains before */
+                UNROLL for (int r = 0; r < rows; r++)
+                    UNROLL for (int k = 0; k < step; k++) acc[r][k] = v_add(before[r][k], acc[r][k]);
+            if (c >= d) break;
+            UNROLL for (int r = 0; r < rows; r++)
+                UNROLL for (int k = 0; k < step; k++) before[r][k] = acc[r][k];
         }
         UNROLL for (int r = 0; r < rows; r++)
             UNROLL for (int k = 0; k < step; k++) sum[r][k0 + k] = acc[r][k];
@@ -83,22 +95,29 @@ static inline void dot_product(int64_t rows, const real *restrict q, int64_t q_s
 INLINE void tile_dots(const int rows, const int nv, const bool fetch, const real *restrict q,
                       int64_t q_stride, const stored *restrict tile, int64_t d, real *restrict out,
                       int64_t out_stride) {
-    vec acc[TILE_ROWS][TILE_DV];
-    UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int v = 0; v < nv; v++) acc[r][v] = v_zero();
-    for (int64_t c = 0; c < d; c++, tile += KEY_TILE) {
-        vec x[TILE_DV];
-        UNROLL for (int v = 0; v < nv; v++) {
-            x[v] = v_load_stored(tile + v * LANES);
-            if (fetch && v * LANES % LINE == 0) v_prefetch(tile + v * LANES + 2 * LINE * KEY_TILE);
+    for (int64_t c = 0;;) {
+        const int64_t end = min_i(c + CHAIN, d);
+        vec acc[TILE_ROWS][TILE_DV];
+        UNROLL for (int r = 0; r < rows; r++)
+            UNROLL for (int v = 0; v < nv; v++) acc[r][v] = v_zero();
+        for (; c < end; c++, tile += KEY_TILE) {
+            vec x[TILE_DV];
+            UNROLL for (int v = 0; v < nv; v++) {
+                x[v] = v_load_stored(tile + v * LANES);
+                if (fetch && v * LANES % LINE == 0) v_prefetch(tile + v * LANES + 2 * LINE * KEY_TILE);
+            }
+            UNROLL for (int r = 0; r < rows; r++) {
+                const vec y = v_set1(q[r * q_stride + c]);
+                UNROLL for (int v = 0; v < nv; v++) acc[r][v] = v_fma(y, x[v], acc[r][v]);
+            }
         }
-        UNROLL for (int r = 0; r < rows; r++) {
-            const vec y = v_set1(q[r * q_stride + c]);
-            UNROLL for (int v = 0; v < nv; v++) acc[r][v] = v_fma(y, x[v], acc[r][v]);
-        }
+        UNROLL for (int r = 0; r < rows; r++)
+            UNROLL for (int v = 0; v < nv; v++) {
+                real *to = out + r * out_stride + v * LANES;
+                v_store(to, c > CHAIN ? v_add(v_load(to), acc[r][v]) : acc[r][v]);
+            }
+        if (c == d) break;
     }
-    UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int v = 0; v < nv; v++) v_store(out + r * out_stride + v * LANES, acc[r][v]);
 }
 
 /* out[r * out_stride + k] = q[r] . key k of the tile, all KEY_TILE of them. */

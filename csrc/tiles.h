@@ -1,13 +1,16 @@
 /* The register tiles: scores of keys x queries, and weights x values.
  *
- * Every accumulator is one chain of fused multiply-adds in index order, whatever tile it lies in, so a
- * number's bits do not depend on how the work was cut. */
+ * Every accumulator is a chain of fused multiply-adds in index order, whatever tile it lies in, so a
+ * number's bits do not depend on how the work was cut. The sums over a head's elements are cut into
+ * chains of CHAIN, which are added in order: what rounding may do to a score grows with the length of a
+ * chain and the number of chains, not with d. */
 #ifndef ATTN_TILES_H
 #define ATTN_TILES_H
 
 #include "exp.h"
 #include "simd.h"
 
+#define CHAIN 64 /* elements of one lane in one chain */
 #define BLOCK_Q (TILE_QV * LANES) /* queries that a prefill task works on together */
 
 /* `count` things in pieces of at most `most`, as even as can be: the size of the next piece. */
@@ -16,20 +19,36 @@ INLINE int even_piece(int64_t count, int most) {
     return (int)((count + pieces - 1) / pieces);
 }
 
+INLINE void add_sums(const int nv, vec acc[TILE_KEYS][TILE_QV], const real *scores) {
+    UNROLL for (int k = 0; k < TILE_KEYS; k++)
+        UNROLL for (int v = 0; v < nv; v++)
+            acc[k][v] = v_add(v_load(scores + k * BLOCK_Q + v * LANES), acc[k][v]);
+}
+INLINE void store_sums(const int nv, const vec acc[TILE_KEYS][TILE_QV], real *scores) {
+    UNROLL for (int k = 0; k < TILE_KEYS; k++)
+        UNROLL for (int v = 0; v < nv; v++) v_store(scores + k * BLOCK_Q + v * LANES, acc[k][v]);
+}
+
 /* Scores of TILE_KEYS keys against nv vectors of queries.
  * panel: d x BLOCK_Q, queries along the lanes; scores: TILE_KEYS x BLOCK_Q; top: running maxima. */
 INLINE void score_tile(const int nv, const real *restrict panel, const real *const keys[TILE_KEYS],
                        int64_t d, real *restrict scores, real *restrict top) {
     vec acc[TILE_KEYS][TILE_QV];
-    UNROLL for (int k = 0; k < TILE_KEYS; k++)
-        UNROLL for (int v = 0; v < nv; v++) acc[k][v] = v_zero();
-    for (int64_t c = 0; c < d; c++) {
-        vec q[TILE_QV];
-        UNROLL for (int v = 0; v < nv; v++) q[v] = v_load(panel + c * BLOCK_Q + v * LANES);
-        UNROLL for (int k = 0; k < TILE_KEYS; k++) {
-            const vec key = v_set1(keys[k][c]);
-            UNROLL for (int v = 0; v < nv; v++) acc[k][v] = v_fma(key, q[v], acc[k][v]);
+    for (int64_t c = 0;;) {
+        const int64_t end = min_i(c + CHAIN, d);
+        UNROLL for (int k = 0; k < TILE_KEYS; k++)
+            UNROLL for (int v = 0; v < nv; v++) acc[k][v] = v_zero();
+        for (; c < end; c++) {
+            vec q[TILE_QV];
+            UNROLL for (int v = 0; v < nv; v++) q[v] = v_load(panel + c * BLOCK_Q + v * LANES);
+            UNROLL for (int k = 0; k < TILE_KEYS; k++) {
+                const vec key = v_set1(keys[k][c]);
+                UNROLL for (int v = 0; v < nv; v++) acc[k][v] = v_fma(key, q[v], acc[k][v]);
+            }
         }
+        if (c > CHAIN) add_sums(nv, acc, scores); /* of the chains before */
+        if (c == d) break;
+        store_sums(nv, acc, scores);
     }
     UNROLL for (int v = 0; v < nv; v++) {
         vec m = v_load(top + v * LANES);
@@ -122,14 +141,22 @@ INLINE void value_product(int64_t rows, int64_t d_v, const bool is_stored, weigh
     }
 }
 
-/* out = o / l in storage type, one rounding; 0 for a row that saw nothing (l = 0). o has padded rows. */
-INLINE void store_output(io *restrict out, const real *restrict o, real l, int64_t d_v) {
+/* A row's weights times values may overflow where their mean, the output, does not. With weights times
+ * SMALL they cannot, and nothing else changes, as it is a power of two. */
+#define SMALL REAL(0x1p-64)
+
+/* out = o / l in storage type, one rounding; 0 for a row that saw nothing (l = 0). o has padded rows.
+ * False if a sum of values, not l, is out of range. */
+INLINE bool store_output(io *restrict out, const real *restrict o, real l, int64_t d_v) {
     const vec sum = v_set1(l == 0 ? 1 : l), inverse = v_div(v_set1(1), sum);
+    vec zero = v_zero(); /* x times 0 is 0, or NaN where x is not finite */
     for (int64_t c = 0; c < d_v; c += LANES) {
         const vec x = l == 0 ? v_zero() : v_quotient(v_load(o + c), sum, inverse);
+        zero = v_fma(x, v_zero(), zero);
         if (c + LANES <= d_v) v_store_io(out + c, x);
         else v_store_io_part(out + c, x, (int)(d_v - c));
     }
+    return l != l || !v_any(v_unordered(zero, zero));
 }
 
 /* Weights of keys that a row does not see: 0, but a row whose sum is not a number is that throughout. */

@@ -16,12 +16,16 @@ static guarded stored_rows(int64_t n, int64_t d, int64_t stride, check_edge edge
 
 /* ---- scores ---------------------------------------------------------------------------------- */
 
-/* q . key as every tile adds it: a chain per lane, then the tier's sum of lanes. */
+/* q . key as every tile adds it: chains per lane, those of a lane in order, then the tier's sum of lanes. */
 static real dot_in_chains(const real *q, const stored *key, int64_t d) {
-    real chains[LANES] = {0};
+    real chains[LANES] = {0}, before[LANES] = {0};
     vec all[LANES];
-    for (int64_t c = 0; c < d; c++)
-        chains[c % LANES] = fused(q[c], s_load(key[c]), chains[c % LANES]);
+    for (int64_t c = 0; c < d; c++) {
+        const int l = (int)(c % LANES);
+        if (c >= LANES && c / LANES % CHAIN == 0) before[l] += chains[l], chains[l] = 0;
+        chains[l] = fused(q[c], s_load(key[c]), chains[l]);
+    }
+    for (int l = 0; l < LANES && d > CHAIN * LANES; l++) chains[l] = before[l] + chains[l];
     for (int l = 0; l < LANES; l++) all[l] = v_load(chains);
     return lane(v_sum_each(all), 0);
 }
@@ -69,11 +73,40 @@ static void dot_products(void) {
         for (int64_t rows = 1; rows <= 3 * DOT_ROWS + 1; rows++) {
             for (int64_t d = 0; d <= 2 * LANES + 1; d++)
                 check_dots(rows, d, 1 + check_pick(LANES), check_pick(2) * 3, edge);
-            const int64_t known[] = {64, 128, 80}; /* two of them to the compiler too */
+            /* two of them are known to the compiler, the last ones need several chains */
+            const int64_t known[] = {64, 128, 80, CHAIN * LANES + 5, 2 * CHAIN * LANES + LANES};
             for (int i = 0; i < COUNT(known); i++)
                 for (int64_t n = LANES; n > 0; n -= n > 1 ? LANES - 1 : 1)
                     check_dots(rows, known[i], n, check_pick(2) * 3, edge);
         }
+}
+
+/* A cache's keys, KEY_TILE of them as columns: one chain after the other for each. */
+static void check_tile_dots(int64_t rows, int64_t d, check_edge edge) {
+    guarded queries = random_reals(rows * d, edge), keys = stored_rows(d, KEY_TILE, KEY_TILE, edge);
+    guarded scores = guarded_new(rows * KEY_TILE * (int64_t)sizeof(real), edge);
+    const real *q = queries.data, *out = scores.data;
+    tile_product(rows, q, d, keys.data, d, scores.data, KEY_TILE);
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t k = 0; k < KEY_TILE; k++) {
+            real chain = 0, before = 0;
+            for (int64_t c = 0; c < d; c++) {
+                if (c > 0 && c % CHAIN == 0) before += chain, chain = 0;
+                chain = fused(q[r * d + c], s_load(((const stored *)keys.data)[c * KEY_TILE + k]), chain);
+            }
+            check_that(same(out[r * KEY_TILE + k], d > CHAIN ? before + chain : chain),
+                       "row %d of %d, key %d, d %d: bits", (int)r, (int)rows, (int)k, (int)d);
+        }
+    check_that(guarded_intact(&scores), "%d rows, d %d: wrote out of bounds", (int)rows, (int)d);
+    guarded *all[] = {&queries, &keys, &scores};
+    for (int i = 0; i < COUNT(all); i++) guarded_free(all[i]);
+}
+
+static void tile_products(void) {
+    const int64_t sizes[] = {0, 1, CHAIN - 1, CHAIN, CHAIN + 1, 3 * CHAIN, 3 * CHAIN + 7};
+    for (check_edge edge = 0; edge < EDGE_COUNT; edge++)
+        for (int64_t rows = 1; rows <= 2 * TILE_ROWS + 1; rows++)
+            for (int i = 0; i < COUNT(sizes); i++) check_tile_dots(rows, sizes[i], edge);
 }
 
 /* ---- values ---------------------------------------------------------------------------------- */
@@ -130,7 +163,7 @@ static void value_streams(void) {
 }
 
 static const check_group GROUPS[] = {
-    {"dot products", dot_products}, {"value streams", value_streams}, {NULL, NULL}};
+    {"dot products", dot_products}, {"tile products", tile_products}, {"value streams", value_streams}, {NULL, NULL}};
 
 extern const check_set ATTN_KERNEL(check_stream);
 const check_set ATTN_KERNEL(check_stream) = {.label = ATTN_LABEL, .groups = GROUPS};

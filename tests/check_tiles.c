@@ -1,6 +1,6 @@
 /* Register tiles and masks (tiles.h, mask.h) against plain loops. Compiled once per tier and dtype,
  * like a kernel. A number's bits must not depend on the tile it lies in, so each is also compared,
- * bit for bit, with one chain of fused multiply-adds in index order. */
+ * bit for bit, with chains of fused multiply-adds in index order. */
 #include "exp.h"
 #include "mask.h"
 #include "tiles.h"
@@ -35,15 +35,17 @@ static void check_score_tile(int nv, int64_t d, check_edge edge) {
         for (int k = 0; k < TILE_KEYS; k++) {
             const real got = out[k * BLOCK_Q + i];
             double sum = 0, size = 0;
-            real chain = 0;
+            real chain = 0, chains = 0; /* the last one, those before */
             for (int64_t c = 0; c < d; c++) {
                 const double term = (double)rows[k][c] * (double)q[c * BLOCK_Q + i];
+                if (c > 0 && c % CHAIN == 0) chains += chain, chain = 0;
                 sum += term;
                 size += fabs(term);
                 chain = fused(rows[k][c], q[c * BLOCK_Q + i], chain);
             }
             check_that(fabs((double)got - sum) <= 2 * (double)(d + 1) * ROUNDOFF * size,
                        "d %d, key %d, query %d: %g, not %g", (int)d, k, i, (double)got, sum);
+            if (d > CHAIN) chain = chains + chain;
             check_that(same(got, chain), "d %d, key %d, query %d: bits", (int)d, k, i);
             largest = got > largest ? got : largest;
         }
@@ -60,7 +62,7 @@ static void check_score_tile(int nv, int64_t d, check_edge edge) {
 }
 
 static void score_tiles(void) {
-    const int64_t sizes[] = {0, 1, 2, 7, 64, 129};
+    const int64_t sizes[] = {0, 1, 2, 7, CHAIN, CHAIN + 1, 3 * CHAIN + 1};
     const int vectors[] = {1, 2, TILE_QV};
     for (check_edge edge = 0; edge < EDGE_COUNT; edge++)
         for (int v = 0; v < COUNT(vectors); v++)
@@ -224,10 +226,17 @@ static void stored_outputs(void) {
             guarded o = random_reals(round_up(d_v, LANES), edge);
             guarded out = guarded_new(d_v * (int64_t)sizeof(stored), edge);
             const real *x = o.data, l = REAL(3.7);
-            store_output(out.data, x, l, d_v);
+            check_that(store_output(out.data, x, l, d_v), "finite sums are said to be out of range");
             for (int64_t c = 0; c < d_v; c++)
                 check_that(((stored *)out.data)[c] == s_store(x[c] / l), "column %d of %d", (int)c,
                            (int)d_v);
+            for (int64_t c = 0; c < d_v; c++) {
+                const real kept = ((real *)o.data)[c];
+                ((real *)o.data)[c] = c % 2 ? REAL_INF : (real)NAN;
+                check_that(!store_output(out.data, x, l, d_v), "column %d is not finite", (int)c);
+                check_that(store_output(out.data, x, (real)NAN, d_v), "a row whose sum is NaN");
+                ((real *)o.data)[c] = kept;
+            }
             memset(o.data, 0xff, (size_t)o.bytes);
             store_output(out.data, x, 0, d_v);
             for (int64_t c = 0; c < d_v; c++)
@@ -325,32 +334,25 @@ static void dense_masks(void) {
     }
 }
 
-/* score (log2 units) + bias (natural units): -inf alone hides, whatever the score; NaN and +inf
- * stay visible as such; a finite bias, the lowest number there is included, gives a finite score.
- */
+/* A score in its unit and a bias as it is given: -inf alone hides, whatever the score; NaN and +inf
+ * stay visible as such; any two finite numbers have a finite sum. */
 static void biases(void) {
     const real numbers[] = {0,        1,         REAL(-2.5), REAL(1e-9), -1000,
                             REAL_MAX, -REAL_MAX, REAL_INF,   -REAL_INF,  (real)NAN};
     for (int i = 0; i < COUNT(numbers); i++) {
         for (int j = 0; j < COUNT(numbers); j++) {
-            const real s = numbers[i], b = numbers[j];
-            const vec sum = dense_apply(v_set1(s), v_set1(b), false);
-            const vec plain = dense_apply(v_set1(s), v_set1(b), true);
-            const bool is_plain = b == -REAL_INF || fabs((double)b) < (double)BIAS_LIMIT;
-            const double expected = (double)s + (double)b * 1.44269504088896340736;
+            const real s = numbers[i] * (real)SCORE_UNIT, b = numbers[j];
+            const vec sum = dense_apply(v_set1(s), v_set1(b));
+            const double size = fabs((double)s) + fabs((double)b * SCORE_UNIT);
             for (int l = 0; l < LANES; l++) {
                 const real got = lane(sum, l);
                 bool right = same(got, s + b);
                 if (b == -REAL_INF) right = got == -REAL_INF;
-                else if (fabs((double)s) <= 1000 && isfinite(b))
-                    right = isfinite(got) && (b < 0) == (got < s);
-                if (fabs((double)s) + fabs((double)b) <= 3000)
-                    right = fabs((double)got - expected) <=
-                            4 * ROUNDOFF * (fabs((double)s) + 2 * fabs((double)b));
-                else if (isfinite(s) && isfinite(b)) right = !isnan(got);
+                else if (isfinite(s) && isfinite(b))
+                    right = isfinite(got) &&
+                            fabs((double)got - ((double)s + (double)b * SCORE_UNIT)) <=
+                                4 * ROUNDOFF * size;
                 check_that(right, "dense_apply(%g, %g) = %g", (double)s, (double)b, (double)got);
-                check_that(!is_plain || same(lane(plain, l), got), "plain dense_apply(%g, %g)",
-                           (double)s, (double)b);
             }
         }
     }
