@@ -35,6 +35,16 @@ class Backward(NamedTuple):
         return result
 
 
+class Given(NamedTuple):
+    """What a backward pass is given beside the forward's arguments, checked."""
+
+    grad_output: np.ndarray
+    output: np.ndarray
+    lse: np.ndarray
+    grad_weights: np.ndarray | None
+    grad_lse: np.ndarray | None
+
+
 class Returned(NamedTuple):
     """Shapes of what a forward returns, each with the words for its axes."""
 
@@ -57,7 +67,7 @@ def attention_backward(
     """`scaled_dot_product_attention_backward`'s arguments, checked; raises all that it documents."""
     needs = check_needs(needs, NAMES)
     inputs, options = _inputs(tensors, options, NAMES[3:])
-    forward = problem.attention(*(inputs[name] for name in NAMES[:3]), **options)
+    forward = problem.attention(inputs["query"], inputs["key"], inputs["value"], **options)
     given = check_given(
         (grad_output, output, lse, grad_weights, grad_lse),
         returned(*_sizes(forward, inputs["query"].ndim)),
@@ -80,8 +90,9 @@ def packed_backward(
     needs = check_needs(needs, NAMES)
     inputs, options = _inputs(tensors, options, NAMES[4:])
     forward = packed.packed_attention(
-        *(inputs[name] for name in NAMES[:3]), *cu_seqlens, return_lse=False, out=None, **options
-    )
+        inputs["query"], inputs["key"], inputs["value"], *cu_seqlens,
+        return_lse=False, out=None, **options,
+    )  # fmt: skip
     given = check_given(
         (grad_output, output, lse, None, grad_lse),
         returned_packed(forward.output.shape),
@@ -103,7 +114,7 @@ def _inputs(
 def _backward(
     forward: Problem,
     inputs: dict[str, np.ndarray],
-    given: list[np.ndarray | None],
+    given: Given,
     needs: frozenset[str],
 ) -> Backward:
     """A checked call: copies of what the core cannot read, and room for what it adds to."""
@@ -141,9 +152,7 @@ def returned_packed(output: Shape) -> Returned:
     return Returned((output, ("total_q", "n_heads", "d_v")), ((n_heads, total), axes), None, True)
 
 
-def check_given(
-    given: tuple[Any, Any, Any, Any, Any], forward: Returned, dtype: np.dtype
-) -> list[np.ndarray | None]:
+def check_given(given: tuple[Any, Any, Any, Any, Any], forward: Returned, dtype: np.dtype) -> Given:
     """grad_output, output, lse, grad_weights and grad_lse, of a forward that returned this."""
 
     def like(returned: tuple[Shape, Words], dtype: np.dtype, what: str) -> tuple:
@@ -152,20 +161,17 @@ def check_given(
 
     like_output = like(forward.output, dtype, "the output")
     like_lse = like(forward.lse, compute_type(dtype), "the lse that return_lse=True returns")
-    expected = {"grad_output": like_output, "output": like_output, "lse": like_lse}
-    if forward.weights:
-        expected["grad_weights"] = like(forward.weights, dtype, "the weights")
-    expected["grad_lse"] = like_lse
-    names = ("grad_output", "output", "lse", "grad_weights", "grad_lse")
-    arrays = {
-        name: None
-        if x is None and name in ("grad_weights", "grad_lse")
-        else like_forward(name, x, *expected[name])
-        for name, x in zip(names, given, strict=True)
-    }
-    output = arrays["output"]
-    _check_lse(arrays["lse"], output.swapaxes(-2, -3) if forward.bshd else output)
-    return list(arrays.values())
+    grad_output = like_forward("grad_output", given[0], *like_output)
+    output = like_forward("output", given[1], *like_output)
+    lse = like_forward("lse", given[2], *like_lse)
+    grad_weights = grad_lse = None
+    if given[3] is not None and forward.weights is not None:
+        like_weights = like(forward.weights, dtype, "the weights")
+        grad_weights = like_forward("grad_weights", given[3], *like_weights)
+    if given[4] is not None:
+        grad_lse = like_forward("grad_lse", given[4], *like_lse)
+    _check_lse(lse, output.swapaxes(-2, -3) if forward.bshd else output)
+    return Given(grad_output, output, lse, grad_weights, grad_lse)
 
 
 def check_needs(needs: Any, names: tuple[str, ...]) -> frozenset[str]:
