@@ -135,8 +135,8 @@ static void attend_lanes(block *b, tile_view t, int first, int last, bool cut, b
     if (guarded)
         for (int64_t e = 0; e < n * BLOCK_Q; e++) b->hidden[e] = scores[e] == -REAL_INF;
     softmax_block(b, first, last - first, n, scores);
-    if (b->small)
-        for (int64_t e = 0; e < n * BLOCK_Q; e++) scores[e] *= SMALL;
+    for (int64_t j = 0; b->small && j < n; j++)
+        for (int lane = first * LANES; lane < last * LANES; lane++) scores[j * BLOCK_Q + lane] *= SMALL;
     const real *weights = dropped_weights(b, t, r1, scores), *alpha = alpha_of(b, first, last, guarded);
     if (!guarded) {
         value_product(r1 - r0, d_v, false, (weight_tile){weights + r0, 1, BLOCK_Q}, values, n, alpha,
