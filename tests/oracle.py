@@ -1,18 +1,27 @@
 """The judge of every number: the reference on the same inputs, and a bound derived from rounding.
 
-With u the unit roundoff of the compute type, an output may be off by
-(8 + 4 A + n_acc) u max|V visible|, where
+With u the unit roundoff of the compute type, no data can make an output wrong by more than
+(8 + (5 + n_dot) A + 2 n_acc) u max|V visible|, the bound of adversarial data, where
 
 * A, the largest |scale| sum|q_i k_ij| + |bias_ij| of a visible key j (or |sink|), is the size of
-  what is summed into a score, so 4 A u covers a score and the maximum that is subtracted from it;
-* n_acc is the longest chain of additions of weights or of weighted values. It is set here and not
-  asked of the engine, so that an engine with longer chains fails: at most CHAIN keys to a block,
-  and one more addition for each block of at least SMALLEST_BLOCK keys;
+  what is summed into a score;
+* n_dot is the longest chain of additions in a score: chains of at most DOT_CHAIN products, then one
+  addition for each. The scaled query is rounded twice (the factor, the product), the sum n_dot - 1
+  times, a bias twice more, and the difference from the row's maximum, of at most 2 A, once. Errors
+  of at most e in every score move a mean of values by at most e max|V|. A softcap adds 5 roundings;
+* n_acc is the longest chain of additions of weights or of weighted values, which both go into an
+  output. It is set here and not asked of the engine, so that an engine with longer chains fails: at
+  most CHAIN keys to a block, and one more addition for each block of at least SMALLEST_BLOCK keys;
 * 8 is for the exponential, the rescaling and the division, each right to an ulp or two.
 
-The same factor times u bounds lse absolutely. A weight is exp(score - lse) and has the errors of
-both: (8 + 8 A + n_acc) u, relatively. A 16-bit result is rounded once more: half an ulp of its own,
-and in all at most 0.51 ulp of max|V visible| where A <= 2^8.
+lse may be off by (8 + (5 + n_dot) A + n_acc) u. A weight is exp(score - lse) and has the errors of
+both: exp((8 + 2 (5 + n_dot) A + n_acc) u) - 1, relatively. A 16-bit result is rounded once more, by
+half an ulp of its own: within 0.51 ulp of max|V| while the factor of u is at most 80 (float16) or
+650 (bfloat16).
+
+On normal draws errors partly cancel, so those are judged by a sharper tolerance, which only a
+regression moves: (8 + 4 A + n_acc) u max|V|, the same for lse, (8 + 8 A + n_acc) u for weights, and
+0.51 ulp of 16-bit outputs where A <= 2^8.
 float32 and the 16-bit types are judged in float64; float64 in long double, on a sample of rows
 where that would take long.
 """
@@ -26,6 +35,7 @@ import attn_engine
 from attn_engine import reference
 
 CHAIN = 512
+DOT_CHAIN = 64
 SMALLEST_BLOCK = 32
 LONG_DOUBLE_WORK = 4_000_000  # multiply-adds in long double for one call, some 30 ms
 SMALL_A = 2.0**8
@@ -39,17 +49,25 @@ def compute_type(dtype):
     return np.float64 if dtype == np.float64 else np.float32
 
 
-def assert_accurate(problem, informative=True):
+def n_dot(d):
+    """The longest chain of additions in a sum of d products."""
+    return min(d, DOT_CHAIN) + -(-d // DOT_CHAIN)
+
+
+def assert_accurate(problem, informative=True, adversarial=False):
     """Run a problem with and without weights: the same bits, and the reference's numbers.
 
-    With `informative` the numbers must also be varied enough to mean something.
+    With `informative` the numbers must also be varied enough to mean something. Data that are no
+    normal draws are `adversarial`.
     """
     result = problem.run(return_weights=True, return_lse=True)
     assert_same_bits(problem.run(), result.output)
     if informative:
         seen = problem.visible().any(-1)
         _assert_informative(problem.heads_first(result.output)[seen.reshape(result.lse.shape)])
-    record = worst[problem.query.dtype.name, attn_engine.get_isa(), problem.explain()["kernel"]]
+    draws = ("adversarial",) if adversarial else ()
+    kernel = problem.explain()["kernel"]
+    record = worst[problem.query.dtype.name, attn_engine.get_isa(), kernel, *draws]
     record["calls"] += 1
     for start, stop in _sampled_rows(problem):
         _judge(
@@ -58,6 +76,7 @@ def assert_accurate(problem, informative=True):
             problem.heads_first(result.output)[..., start:stop, :],
             result.weights[..., start:stop, :],
             result.lse[..., start:stop],
+            adversarial,
         )
     return result
 
@@ -106,7 +125,7 @@ def _sampled_rows(problem):
     return [(start, start + length) for start in starts]
 
 
-def _judge(record, problem, output, weights, lse):
+def _judge(record, problem, output, weights, lse, adversarial):
     """Compare one run of rows with the truth and note the worst share of the bound used."""
     dtype = problem.query.dtype
     precise = np.longdouble if dtype == np.float64 else np.float64
@@ -117,20 +136,26 @@ def _judge(record, problem, output, weights, lse):
     n_kv = truth.weights.shape[-1]
     compute = np.finfo(compute_type(dtype))
     n_acc = min(n_kv, CHAIN) + -(-n_kv // SMALLEST_BLOCK)
-    relative = compute.eps / 2 * (8 + 4 * A + n_acc)
+    per_score = 5 + n_dot(problem.query.shape[-1]) if adversarial else 4
+    if adversarial and problem.options.get("softcap"):
+        per_score += 5
+    relative = compute.eps / 2 * (8 + per_score * A + n_acc)
+    of_weights = compute.eps / 2 * (8 + 2 * per_score * A + n_acc)
+    chains = compute.eps / 2 * n_acc if adversarial else 0
     expected = {
         "output": problem.heads_first(truth.output),
         "weights": truth.weights,
         "lse": truth.lse,
     }
     bound = {
-        "output": (relative * largest_value)[..., None],
-        "weights": (compute.eps / 2 * (8 + 8 * A + n_acc))[..., None] * truth.weights
+        "output": ((relative + chains) * largest_value)[..., None],
+        "weights": (np.expm1(of_weights) if adversarial else of_weights)[..., None] * truth.weights
         + 4 * compute.tiny,  # smaller ones are flushed to 0
         "lse": relative,
     }
     if dtype.itemsize == 2:
-        most = np.where(A <= SMALL_A, 0.51 * ulp(largest_value, dtype), np.inf)[..., None]
+        sharp = (A <= SMALL_A) & (not adversarial)
+        most = np.where(sharp, 0.51 * ulp(largest_value, dtype), np.inf)[..., None]
         bound["output"] = np.minimum(bound["output"] + ulp(expected["output"], dtype) / 2, most)
         bound["weights"] += ulp(truth.weights, dtype) / 2
     for name, actual in (("output", output), ("weights", weights), ("lse", lse)):
