@@ -249,6 +249,11 @@ def default_call(cpus, threads):
     assert count_threads() == threads, count_threads()
 
 
+def bound_call(threads):
+    attend(*problem(batch=8, n_q=512, n_kv=512))
+    assert count_threads() == threads, count_threads()
+
+
 def decode_with_1_to_64_threads(n_kv):
     for dtype in (np.float32, np.float64, np.float16):
         args = problem(batch=1, heads=2, n_q=1, n_kv=n_kv, dtype=dtype)
@@ -327,9 +332,29 @@ def run_out_of_threads():
     args = problem(batch=8, heads=8, n_q=256, n_kv=256)
     expected = attend(*args, num_threads=1)
     out = np.empty_like(expected)
-    with memory_limit(64 << 20), raises(MemoryError):
+    with memory_limit(64 << 20):
         attend(*args, out=out, num_threads=64)
+    assert_array_equal(out, expected)
     assert_array_equal(attend(*args, out=out, num_threads=64), expected)
+
+
+def grow_under_a_process_limit(free):
+    """Three callers grow teams at once where so many threads can be started."""
+    args = problem(batch=8, heads=8, n_q=256, n_kv=256)
+    expected = attend(*args, num_threads=1)
+    barrier = threading.Barrier(3)
+
+    def call(_):
+        barrier.wait()
+        for threads in (2, 3, 8):
+            assert_array_equal(attend(*args, num_threads=threads), expected)
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda _: barrier.wait(), range(3)))
+        user = 60000 + os.getpid() % 4000  # no other process is this user's
+        resource.setrlimit(resource.RLIMIT_NPROC, (count_threads() + free,) * 2)
+        os.setuid(user)
+        list(pool.map(call, range(3)))
 
 
 # Old processors
