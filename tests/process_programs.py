@@ -221,6 +221,32 @@ def handle_signal(raising):
     assert handled[0] - sent[0] < 0.2
 
 
+def long_calls(kind):
+    import attn_engine
+
+    if kind == "hiding mask":
+        key = np.broadcast_to(np.ones(64, np.float32), (1 << 28, 64))
+        mask = np.broadcast_to(np.zeros(1, bool), (40, 1 << 28))
+        return lambda: attend(np.ones((40, 64), np.float32), key, key, mask)
+    row = np.ones((1, 1 << 28), np.float32)
+    if kind == "softmax":
+        return lambda: [attn_engine.softmax(row) for _ in range(20)]
+    rows = row.reshape(-1, 64)
+    if kind == "merge":
+        lse = np.zeros(len(rows), np.float32)
+        return lambda: attn_engine.merge_attention([rows] * 4, [lse] * 4)
+    return lambda: attn_engine.rotary_embedding(rows, rows[:, :32], rows[:, :32])
+
+
+def interrupt_long(kind):
+    call = long_calls(kind)
+    sent = signal_after(0.5, signal.SIGINT)
+    with raises(KeyboardInterrupt):
+        call()
+    elapsed = time.perf_counter() - sent[0]
+    assert elapsed < 0.2, f"{elapsed:.3f} s from the signal to the exception"
+
+
 # Threads
 
 
@@ -246,11 +272,6 @@ def default_call(cpus, threads):
     assert count_threads() == 1
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cpus])
     attend(*args)
-    assert count_threads() == threads, count_threads()
-
-
-def bound_call(threads):
-    attend(*problem(batch=8, n_q=512, n_kv=512))
     assert count_threads() == threads, count_threads()
 
 
@@ -351,9 +372,8 @@ def grow_under_a_process_limit(free):
 
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(lambda _: barrier.wait(), range(3)))
-        user = 60000 + os.getpid() % 4000  # no other process is this user's
         resource.setrlimit(resource.RLIMIT_NPROC, (count_threads() + free,) * 2)
-        os.setuid(user)
+        os.setuid(60000 + os.getpid() % 4000)  # nobody else's
         list(pool.map(call, range(3)))
 
 

@@ -52,6 +52,11 @@ def test_b100_ctrl_c_ends_a_call_of_30_s_within_200_ms(isa, kind, threads):
     run(process_programs.interrupt, kind, threads, ATTN_ENGINE_ISA=isa)
 
 
+@pytest.mark.parametrize("kind", ["hiding mask", "softmax", "merge", "rotary"])
+def test_b100_ctrl_c_ends_a_call_of_one_long_piece_of_work(kind):
+    run(process_programs.interrupt_long, kind)
+
+
 def test_b100_ctrl_c_ends_a_call_whose_own_thread_has_run_out_of_work():
     run(process_programs.interrupt_while_one_thread_is_left, 12)
 
@@ -125,7 +130,7 @@ def test_teams_that_grow_at_once_stay_within_a_process_limit(free):
 )
 def test_binding_leaves_a_default_call_its_threads(omp):
     cpus = len(os.sched_getaffinity(0))
-    run(process_programs.bound_call, min(cpus, _core.default_threads()), **omp)
+    run(process_programs.default_call, cpus, min(cpus, _core.default_threads()), **omp)
 
 
 @x86_64

@@ -263,7 +263,9 @@ def _openmp_stack() -> int:
     """Bytes of the stacks of OpenMP's threads, the most that any runtime is told; 0 = the default."""
     sizes = [0]
     for variable in ("OMP_STACKSIZE", "GOMP_STACKSIZE", "KMP_STACKSIZE"):
-        if size := re.fullmatch(r"\s*(\d+)\s*([BKMG]?)\s*", os.environ.get(variable, ""), re.IGNORECASE):
+        if size := re.fullmatch(
+            r"\s*(\d+)\s*([BKMG]?)\s*", os.environ.get(variable, ""), re.IGNORECASE
+        ):
             sizes.append(int(size[1]) << {"B": 0, "M": 20, "G": 30}.get(size[2].upper(), 10))
     return min(max(sizes), 2**62)
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from math import prod
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,9 +11,7 @@ from numpy.typing import ArrayLike
 from .arrays import as_floats, check_same_dtype, compute_type, native
 from .misfits import wrong_shape
 from .options import check_layout
-from .shapes import Shape, ShapeError, batch_words, in_words
-
-_PIECE = 1 << 20  # numbers of a part that are merged at once
+from .shapes import ShapeError, batch_words, in_words, pieces
 
 
 class MergedAttention(NamedTuple):
@@ -77,22 +74,13 @@ def merge_attention(
     dtype, compute = native(outputs[0].dtype), lses[0].dtype
     merged, lse = np.empty(outputs[0].shape, dtype), np.empty(lses[0].shape, compute)
     with np.errstate(all="ignore"):
-        for piece in _pieces(merged.shape):
+        for piece in pieces(merged.shape):
             merged[piece], lse[piece] = _merge(
                 [x[piece] for x in outputs], [x[piece] for x in lses]
             )
     if layout == "bshd" and merged.ndim > 2:
         return MergedAttention(np.swapaxes(merged, -2, -3), lse)
     return MergedAttention(merged, lse)
-
-
-def _pieces(shape: Shape) -> Iterator[tuple[slice, ...]]:
-    """Parts of all rows, small enough for Python to hear a signal between two of them."""
-    rows = shape[:-1]
-    axis = rows.index(max(rows))
-    step = max(1, rows[axis] * _PIECE // max(1, prod(shape)))
-    for start in range(0, rows[axis], step):
-        yield (*(slice(None),) * axis, slice(start, start + step))
 
 
 def _merge(outputs: list[np.ndarray], lses: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
