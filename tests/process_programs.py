@@ -233,8 +233,7 @@ def long_calls(kind):
         return lambda: [attn_engine.softmax(row) for _ in range(20)]
     rows = row.reshape(-1, 64)
     if kind == "merge":
-        lse = np.zeros(len(rows), np.float32)
-        return lambda: attn_engine.merge_attention([rows] * 4, [lse] * 4)
+        return lambda: attn_engine.merge_attention([rows] * 4, [rows[:, 0]] * 4)
     return lambda: attn_engine.rotary_embedding(rows, rows[:, :32], rows[:, :32])
 
 
