@@ -315,7 +315,8 @@ static void run(const attn_call *call, int64_t task, void *scratch, attn_watch *
 }
 
 /* The tile of one group of keys, for calls to come. */
-static void prepare(const attn_call *call, int64_t task) {
+static void prepare(const attn_call *call, int64_t task, attn_watch *watch) {
+    (void)watch;
     const attn_additive_problem *a = call->problem;
     const attn_problem *p = &a->attention;
     const int64_t groups = (p->n_kv + KEY_GROUP - 1) / KEY_GROUP;

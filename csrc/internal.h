@@ -78,7 +78,7 @@ typedef struct attn_kernel {
     const char *label;             /* f32_avx512 */
     int lanes, block_q, tile_keys; /* prefill: a task's queries, keys of its register tile */
     /* prefill: looks through a dense mask once; additive: makes a tile of exponentials */
-    void (*prepare)(const attn_call *call, int64_t task);
+    void (*prepare)(const attn_call *call, int64_t task, attn_watch *watch);
     void (*run)(const attn_call *call, int64_t task, void *scratch, attn_watch *watch);
     void (*merge)(const attn_call *call, int64_t task); /* decode: joins a row's key splits */
 } attn_kernel;

@@ -327,7 +327,7 @@ static void run(const attn_call *call, int64_t task, void *scratch, attn_watch *
 }
 
 /* Looks through one block of queries of one distinct dense mask. */
-static void prepare(const attn_call *call, int64_t task) {
+static void prepare(const attn_call *call, int64_t task, attn_watch *watch) {
     const attn_problem *p = call->problem;
     const attn_plan *plan = call->plan;
     const int64_t slice = task / plan->q_blocks, i0 = task % plan->q_blocks * BLOCK_Q;
@@ -335,6 +335,7 @@ static void prepare(const attn_call *call, int64_t task) {
     const dense mask = dense_of(&p->mask, slice / heads, slice % heads);
     attn_tile_class *out = (attn_tile_class *)call->shared + task * plan->key_blocks;
     for (int64_t k = 0; k < plan->key_blocks; k++) {
+        if (attn_should_stop(watch)) return;
         const int64_t j0 = k * plan->block_kv;
         const tile_view t = dense_view(&mask, (tile_view){.i0 = i0, .i1 = min_i(i0 + BLOCK_Q, p->n_q), .j0 = j0, .j1 = min_i(j0 + plan->block_kv, p->n_kv)});
         out[k] = (attn_tile_class){0};

@@ -12,16 +12,13 @@
 #include <stdlib.h>
 #include <time.h>
 #include <unistd.h>
-#ifdef __linux__
+#include <dlfcn.h>
 #include <sched.h>
+#ifdef __linux__
+#include <sys/syscall.h>
 #endif
 #ifdef _OPENMP
 #include <omp.h>
-/* GCC's runtime needs help across a fork, and has had omp_pause_resource_all since version 9, long
- * before it claimed OpenMP 5.0. LLVM's looks after itself. */
-#if defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 9
-#define CAN_PAUSE
-#endif
 #endif
 
 #define POLL_NS 20000000       /* how often the calling thread looks for a signal */
@@ -34,7 +31,6 @@ struct attn_watch {
     atomic_bool *stop;
     int (*poll)(void); /* NULL on all threads but the calling one */
     int64_t next_ns;
-    int calls;
 };
 
 static int64_t now_ns(void) {
@@ -44,8 +40,7 @@ static int64_t now_ns(void) {
 }
 
 bool attn_should_stop(attn_watch *watch) {
-    if (watch->poll &&
-        ++watch->calls % 4 == 0) { /* reading the clock costs more than a small task */
+    if (watch->poll) {
         const int64_t now = now_ns();
         if (now >= watch->next_ns) {
             watch->next_ns = now + POLL_NS;
@@ -67,6 +62,8 @@ static pthread_key_t arena_key;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static _Thread_local arena *own_arena;
 static _Thread_local int team_size = 1; /* threads of the caller's OpenMP team that exist */
+/* Held while a team grows, and across a fork. */
+static pthread_mutex_t growth = PTHREAD_MUTEX_INITIALIZER;
 
 static void arena_free(void *value) {
     arena *a = value;
@@ -75,17 +72,28 @@ static void arena_free(void *value) {
 }
 
 /* A forked child has none of its parent's worker threads, and libgomp would wait for them for ever:
- * dissolve the team before the fork, it is formed again when needed. */
+ * dissolve the team before the fork, it is formed again when needed. LLVM's and Intel's runtimes, which
+ * may serve GCC's calls too, look after themselves, and a pause of theirs at this point never ends. So
+ * the library that the calls are bound to is asked whose it is. */
 static void before_fork(void) {
-#ifdef CAN_PAUSE
-    if (!omp_in_parallel()) omp_pause_resource_all(omp_pause_hard);
+    pthread_mutex_lock(&growth);
+#ifdef _OPENMP
+    Dl_info library;
     team_size = 1;
+    if (omp_in_parallel() || !dladdr((void *)omp_get_max_threads, &library)) return;
+    void *const runtime = dlopen(library.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
+    if (!runtime) return;
+    int (*pause)(int) = (int (*)(int))dlsym(runtime, "omp_pause_resource_all");
+    if (pause && !dlsym(runtime, "__kmpc_fork_call")) pause(2); /* omp_pause_hard */
+    dlclose(runtime);
 #endif
 }
 
+static void after_fork(void) { pthread_mutex_unlock(&growth); }
+
 static void set_up(void) {
     pthread_key_create(&arena_key, arena_free);
-    pthread_atfork(before_fork, NULL, NULL);
+    pthread_atfork(before_fork, after_fork, after_fork);
 }
 
 /* At least `size` bytes aligned to a cache line, or NULL. To be given back with arena_put. */
@@ -150,13 +158,13 @@ static int64_t next_of(atomic_llong *counter) {
 
 static void work(team *t, int thread, int threads) {
     const attn_plan *plan = t->call.plan;
-    attn_watch watch = {&t->stop, thread == 0 ? t->poll : NULL, now_ns() + POLL_NS, 0};
+    attn_watch watch = {&t->stop, thread == 0 ? t->poll : NULL, now_ns() + POLL_NS};
     void *scratch = t->scratch + (size_t)thread * t->scratch_bytes;
     int arrivals = 0;
     int64_t task;
     if (plan->n_prepares) {
         while ((task = next_of(&t->next_prepare)) < plan->n_prepares && !attn_should_stop(&watch))
-            plan->kernel->prepare(&t->call, task);
+            plan->kernel->prepare(&t->call, task, &watch);
         atomic_fetch_add(&t->arrived, 1);
         wait_for_all(t, arrivals += threads, &watch);
     }
@@ -169,38 +177,73 @@ static void work(team *t, int thread, int threads) {
         plan->kernel->merge(&t->call, task);
 }
 
+static size_t thread_stack; /* 0 = the system's */
+
+void attn_set_thread_stack(size_t bytes) { thread_stack = bytes; }
+
 #ifdef _OPENMP
-static void *pass_gate(void *gate) {
-    pthread_mutex_lock(gate);
-    pthread_mutex_unlock(gate);
+typedef struct trial {
+    pthread_t thread;
+    pthread_mutex_t *gate;
+    long id;
+} trial;
+
+static void *pass_gate(void *argument) {
+    trial *const t = argument;
+#ifdef __linux__
+    t->id = syscall(SYS_gettid);
+#endif
+    pthread_mutex_lock(t->gate);
+    pthread_mutex_unlock(t->gate);
     return NULL;
 }
 
-/* libgomp ends the process when it cannot start a thread. So before a team grows, try whether as many
- * as it lacks can be alive at once. */
-static bool can_grow_team(int threads) {
-    const int more = threads - team_size;
-    pthread_t *trial = more > 0 ? malloc((size_t)more * sizeof *trial) : NULL;
-    pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
-    int n = 0;
-    if (more <= 0) return true;
-    if (!trial) return false;
-    pthread_mutex_lock(&gate);
-    while (n < more && pthread_create(&trial[n], NULL, pass_gate, &gate) == 0) n++;
-    pthread_mutex_unlock(&gate);
-    for (int i = 0; i < n; i++) pthread_join(trial[i], NULL);
-    free(trial);
-    return n == more;
+/* Joined, a thread still counts towards a process limit until the kernel has let go of it. */
+static void join_trial(trial *t) {
+    pthread_join(t->thread, NULL);
+#ifdef __linux__
+    while (syscall(SYS_tgkill, getpid(), t->id, 0) == 0) sched_yield();
+#endif
 }
 
-static bool run_team(team *t, int threads) {
-    if (!can_grow_team(threads)) return false;
+/* OpenMP's runtimes end the process when they cannot start a thread. So before a team grows, try how many
+ * of those it lacks can be alive at once, with stacks like theirs. */
+static int threads_that_start(int more) {
+    trial *const trials = malloc((size_t)more * sizeof *trials);
+    pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
+    pthread_attr_t attributes;
+    int n = 0;
+    if (!trials) return 0;
+    pthread_attr_init(&attributes);
+    if (thread_stack) pthread_attr_setstacksize(&attributes, thread_stack);
+    pthread_mutex_lock(&gate);
+    for (; n < more; n++) {
+        trials[n].gate = &gate;
+        if (pthread_create(&trials[n].thread, &attributes, pass_gate, &trials[n])) break;
+    }
+    pthread_mutex_unlock(&gate);
+    for (int i = 0; i < n; i++) join_trial(&trials[i]);
+    pthread_attr_destroy(&attributes);
+    free(trials);
+    return n;
+}
+
+/* On as many threads as there can be. Teams grow one at a time, or what one has tried another takes. */
+static void run_team(team *t, int threads) {
+    const bool grows = threads > team_size;
+    if (grows) {
+        pthread_mutex_lock(&growth);
+        threads = team_size + threads_that_start(threads - team_size);
+    }
     team_size = threads;
     /* There may be fewer than asked for. None waits for the others to begin: waking one takes longer
      * than a small call. */
 #pragma omp parallel num_threads(threads)
-    work(t, omp_get_thread_num(), omp_get_num_threads());
-    return true;
+    {
+        const int thread = omp_get_thread_num();
+        if (grows && thread == 0) pthread_mutex_unlock(&growth); /* all have been started */
+        work(t, thread, omp_get_num_threads());
+    }
 }
 #endif
 
@@ -217,14 +260,13 @@ static attn_status run_plan(const void *problem, const attn_plan *plan, int (*po
               .poll = poll,
               .scratch = memory + shared_bytes,
               .scratch_bytes = scratch_bytes};
-    bool started = true;
 #ifdef _OPENMP
-    if (plan->threads > 1) started = run_team(&t, plan->threads);
+    if (plan->threads > 1) run_team(&t, plan->threads);
     else
 #endif
         work(&t, 0, 1);
     arena_put(memory);
-    return !started ? ATTN_NO_MEMORY : t.stop ? ATTN_INTERRUPTED : ATTN_OK;
+    return t.stop ? ATTN_INTERRUPTED : ATTN_OK;
 }
 
 attn_status attn_attend(const attn_problem *problem, int (*poll)(void)) {
@@ -281,14 +323,29 @@ static atomic_int cpu_quota; /* 0 = none */
 
 void attn_set_cpu_quota(int cpus) { cpu_quota = cpus; }
 
+#ifdef _OPENMP
+/* CPUs that threads may run on. Once OpenMP has bound the calling thread to one place, its places tell. */
+static int usable_cpus(void) {
+    int n = 0;
+    if (omp_get_proc_bind() != omp_proc_bind_false) {
+        for (int place = 0; place < omp_get_num_places(); place++)
+            n += omp_get_place_num_procs(place);
+        return n > 0 ? n : omp_get_num_procs();
+    }
+#ifdef __linux__
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) == 0) n = CPU_COUNT(&set);
+#endif
+    return n;
+}
+#endif
+
 int attn_default_threads(void) {
 #ifdef _OPENMP
     int n =
         omp_get_max_threads(); /* asked at call time: threadpoolctl and OMP_NUM_THREADS act on it */
-#ifdef __linux__
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) < n) n = CPU_COUNT(&set);
-#endif
+    const int cpus = usable_cpus();
+    if (cpus > 0 && cpus < n) n = cpus;
     if (cpu_quota > 0 && cpu_quota < n) n = cpu_quota;
     return n;
 #else

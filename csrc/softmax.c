@@ -5,6 +5,8 @@
 #include "exp.h"
 #include "mask.h"
 
+#define PIECE (1 << 18) /* entries between two looks for a signal, whole vectors */
+
 /* Scores of one row from column j on, hidden lanes -inf; a quarter of each, so that the sum of a finite
  * score and a finite bias stays finite. */
 INLINE vec visible_scores(const stored *row, const dense *mask, int64_t i, int64_t j, int n) {
@@ -17,22 +19,26 @@ INLINE vec visible_scores(const stored *row, const dense *mask, int64_t i, int64
     return v_select(v_first(n), s, v_set1(-REAL_INF));
 }
 
-static void softmax_row(const attn_softmax_problem *p, int64_t i) {
+static void softmax_row(const attn_softmax_problem *p, int64_t i, attn_watch *watch) {
     const stored *row = (const stored *)p->scores.data + i * p->scores.stride_row;
     stored *out = (stored *)p->output.data + i * p->output.stride_row;
     const dense mask = dense_of(&p->mask, 0, 0);
     const int64_t n = p->lengths ? p->lengths[i] : p->n;
     const vec log2e = v_set1(REAL(1.44269504088896340736));
     vec top = v_set1(-REAL_INF), sum = v_zero();
-    for (int64_t j = 0; j < n; j += LANES)
+    for (int64_t j = 0; j < n; j += LANES) {
+        if (j % PIECE == 0 && attn_should_stop(watch)) return;
         top = v_max(visible_scores(row, &mask, i, j, (int)min_i(LANES, n - j)), top);
+    }
     const vec m = v_reference_max(v_set1(v_max_lanes(top)));
     for (int64_t j = 0; j < n; j += LANES) {
+        if (j % PIECE == 0 && attn_should_stop(watch)) return;
         const vec s = visible_scores(row, &mask, i, j, (int)min_i(LANES, n - j));
         sum = v_add(sum, v_exp16(v_mul(v_sub(s, m), log2e)));
     }
     const real l = v_sum(sum);
     for (int64_t j = 0; j < n; j += LANES) {
+        if (j % PIECE == 0 && attn_should_stop(watch)) return;
         const int lanes = (int)min_i(LANES, n - j);
         const vec e = v_exp16(v_mul(v_sub(visible_scores(row, &mask, i, j, lanes), m), log2e));
         v_store_stored_part(out + j, l == 0 ? v_zero() : v_div(e, v_set1(l)), lanes);
@@ -43,9 +49,8 @@ static void softmax_row(const attn_softmax_problem *p, int64_t i) {
 static void run(const attn_call *call, int64_t task, void *scratch, attn_watch *watch) {
     const attn_softmax_problem *p = call->problem;
     (void)scratch;
-    if (attn_should_stop(watch)) return;
     const int64_t end = min_i(p->rows, (task + 1) * SOFTMAX_ROWS);
-    for (int64_t i = task * SOFTMAX_ROWS; i < end; i++) softmax_row(p, i);
+    for (int64_t i = task * SOFTMAX_ROWS; i < end; i++) softmax_row(p, i, watch);
 }
 
 extern const attn_kernel ATTN_KERNEL(softmax);

@@ -221,6 +221,31 @@ def handle_signal(raising):
     assert handled[0] - sent[0] < 0.2
 
 
+def long_calls(kind):
+    import attn_engine
+
+    if kind == "hiding mask":
+        key = np.broadcast_to(np.ones(64, np.float32), (1 << 28, 64))
+        mask = np.broadcast_to(np.zeros(1, bool), (40, 1 << 28))
+        return lambda: attend(np.ones((40, 64), np.float32), key, key, mask)
+    row = np.ones((1, 1 << 28), np.float32)
+    if kind == "softmax":
+        return lambda: [attn_engine.softmax(row) for _ in range(20)]
+    rows = row.reshape(-1, 64)
+    if kind == "merge":
+        return lambda: attn_engine.merge_attention([rows] * 4, [rows[:, 0]] * 4)
+    return lambda: attn_engine.rotary_embedding(rows, rows[:, :32], rows[:, :32])
+
+
+def interrupt_long(kind):
+    call = long_calls(kind)
+    sent = signal_after(0.5, signal.SIGINT)
+    with raises(KeyboardInterrupt):
+        call()
+    elapsed = time.perf_counter() - sent[0]
+    assert elapsed < 0.2, f"{elapsed:.3f} s from the signal to the exception"
+
+
 # Threads
 
 
@@ -327,9 +352,28 @@ def run_out_of_threads():
     args = problem(batch=8, heads=8, n_q=256, n_kv=256)
     expected = attend(*args, num_threads=1)
     out = np.empty_like(expected)
-    with memory_limit(64 << 20), raises(MemoryError):
+    with memory_limit(64 << 20):
         attend(*args, out=out, num_threads=64)
+    assert_array_equal(out, expected)
     assert_array_equal(attend(*args, out=out, num_threads=64), expected)
+
+
+def grow_under_a_process_limit(free):
+    """Three callers grow teams at once where so many threads can be started."""
+    args = problem(batch=8, heads=8, n_q=256, n_kv=256)
+    expected = attend(*args, num_threads=1)
+    barrier = threading.Barrier(3)
+
+    def call(_):
+        barrier.wait()
+        for threads in (2, 3, 8):
+            assert_array_equal(attend(*args, num_threads=threads), expected)
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda _: barrier.wait(), range(3)))
+        resource.setrlimit(resource.RLIMIT_NPROC, (count_threads() + free,) * 2)
+        os.setuid(60000 + os.getpid() % 4000)  # nobody else's
+        list(pool.map(call, range(3)))
 
 
 # Old processors

@@ -52,6 +52,11 @@ def test_b100_ctrl_c_ends_a_call_of_30_s_within_200_ms(isa, kind, threads):
     run(process_programs.interrupt, kind, threads, ATTN_ENGINE_ISA=isa)
 
 
+@pytest.mark.parametrize("kind", ["hiding mask", "softmax", "merge", "rotary"])
+def test_b100_ctrl_c_ends_a_call_of_one_long_piece_of_work(kind):
+    run(process_programs.interrupt_long, kind)
+
+
 def test_b100_ctrl_c_ends_a_call_whose_own_thread_has_run_out_of_work():
     run(process_programs.interrupt_while_one_thread_is_left, 12)
 
@@ -107,8 +112,25 @@ def test_no_memory_for_scratch_is_a_memory_error(isa, threads):
     run(process_programs.run_out_of_memory, threads, ATTN_ENGINE_ISA=isa)
 
 
-def test_no_memory_for_threads_is_a_memory_error():
-    run(process_programs.run_out_of_threads)
+@pytest.mark.parametrize("omp", [{}, {"OMP_STACKSIZE": "2G"}], ids=["", "OMP_STACKSIZE=2G"])
+def test_a_call_runs_on_the_threads_that_can_be_started(omp):
+    run(process_programs.run_out_of_threads, **omp)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a process limit binds another user than root")
+@pytest.mark.parametrize("free", [0, 1, 2, 4])
+def test_teams_that_grow_at_once_stay_within_a_process_limit(free):
+    run(process_programs.grow_under_a_process_limit, free)
+
+
+@pytest.mark.parametrize(
+    "omp",
+    [{"OMP_PROC_BIND": "true"}, {"OMP_PLACES": "cores"}, {"GOMP_CPU_AFFINITY": "0-1023"}],
+    ids=str,
+)
+def test_binding_leaves_a_default_call_its_threads(omp):
+    cpus = len(os.sched_getaffinity(0))
+    run(process_programs.default_call, cpus, min(cpus, _core.default_threads()), **omp)
 
 
 @x86_64

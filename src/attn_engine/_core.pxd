@@ -141,4 +141,5 @@ cdef extern from "attn_engine.h":
     void attn_set_isa(attn_isa isa) noexcept
     int attn_default_threads() noexcept
     void attn_set_cpu_quota(int cpus) noexcept
+    void attn_set_thread_stack(size_t bytes) noexcept
     int attn_openmp_version() noexcept

@@ -118,6 +118,7 @@ def get_isa() -> str: ...
 def set_isa(name: str) -> None: ...  # a name from supported_isas()
 def default_threads() -> int: ...  # min(OpenMP maximum now, CPU affinity, quota)
 def set_cpu_quota(cpus: int) -> None: ...  # 0 = none
+def set_thread_stack(size: int) -> None: ...  # bytes; 0 = the default
 def build_info() -> dict[str, Any]: ...  # version, compiler, openmp (0 = none), isas, dtypes
 def dlpack(
     tensor: Any,

@@ -269,6 +269,10 @@ def set_cpu_quota(int cpus):
     attn_set_cpu_quota(cpus)
 
 
+def set_thread_stack(size_t size):
+    attn_set_thread_stack(size)
+
+
 def build_info():
     return {
         "version": version, "compiler": ATTN_COMPILER.decode(), "openmp": attn_openmp_version(),

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 from importlib.util import find_spec
 from math import ceil
 from pathlib import Path, PurePosixPath
@@ -258,7 +259,19 @@ def _apply_environment() -> None:
         _isa_reason = _ISA_VARIABLE
 
 
+def _openmp_stack() -> int:
+    """Bytes of the stacks of OpenMP's threads, the most that any runtime is told; 0 = the default."""
+    sizes = [0]
+    for variable in ("OMP_STACKSIZE", "GOMP_STACKSIZE", "KMP_STACKSIZE"):
+        if size := re.fullmatch(
+            r"\s*(\d+)\s*([BKMG]?)\s*", os.environ.get(variable, ""), re.IGNORECASE
+        ):
+            sizes.append(int(size[1]) << {"B": 0, "M": 20, "G": 30}.get(size[2].upper(), 10))
+    return min(max(sizes), 2**62)
+
+
 _quota = cpu_quota()
+_core.set_thread_stack(_openmp_stack())
 _core.set_cpu_quota(_quota)
 try:
     _apply_environment()

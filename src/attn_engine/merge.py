@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from .arrays import as_floats, check_same_dtype, compute_type, native
 from .misfits import wrong_shape
 from .options import check_layout
-from .shapes import ShapeError, batch_words, in_words
+from .shapes import ShapeError, batch_words, in_words, pieces
 
 
 class MergedAttention(NamedTuple):
@@ -72,22 +72,30 @@ def merge_attention(
     """
     outputs, lses = check_parts(outputs, lses, check_layout(layout))
     dtype, compute = native(outputs[0].dtype), lses[0].dtype
+    merged, lse = np.empty(outputs[0].shape, dtype), np.empty(lses[0].shape, compute)
     with np.errstate(all="ignore"):
-        largest = np.maximum.reduce(lses)
-        largest = np.where(largest == -np.inf, 0, largest)  # -inf - -inf would be NaN
-        shares = [np.exp(lse - largest) for lse in lses]
-        total = sum(shares)
-        merged = np.zeros(outputs[0].shape, compute)
-        term = np.empty_like(merged)
-        for output, lse, share in zip(outputs, lses, shares, strict=True):
-            weight = (share / np.where(total == 0, 1, total))[..., None]
-            np.multiply(output, weight, out=term, dtype=compute)
-            np.add(merged, term, out=merged, where=(lse != -np.inf)[..., None])
-        lse = largest + np.log(total)
-        merged = merged.astype(dtype, copy=False)
+        for piece in pieces(merged.shape):
+            merged[piece], lse[piece] = _merge(
+                [x[piece] for x in outputs], [x[piece] for x in lses]
+            )
     if layout == "bshd" and merged.ndim > 2:
         return MergedAttention(np.swapaxes(merged, -2, -3), lse)
     return MergedAttention(merged, lse)
+
+
+def _merge(outputs: list[np.ndarray], lses: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of all parts merged, in the dtype of lse."""
+    largest = np.maximum.reduce(lses)
+    largest = np.where(largest == -np.inf, 0, largest)  # -inf - -inf would be NaN
+    shares = [np.exp(lse - largest) for lse in lses]
+    total = sum(shares)
+    merged = np.zeros(outputs[0].shape, largest.dtype)
+    term = np.empty_like(merged)
+    for output, lse, share in zip(outputs, lses, shares, strict=True):
+        weight = (share / np.where(total == 0, 1, total))[..., None]
+        np.multiply(output, weight, out=term, dtype=largest.dtype)
+        np.add(merged, term, out=merged, where=(lse != -np.inf)[..., None])
+    return merged, largest + np.log(total)
 
 
 def check_parts(outputs: Any, lses: Any, bshd: bool) -> tuple[list[np.ndarray], list[np.ndarray]]:

@@ -13,7 +13,7 @@ from .misfits import wrong_shape
 from .options import check_flag, check_integer, check_range
 from .outputs import check_out
 from .repairs import Call
-from .shapes import Shape, ShapeError, batch_words, named_axes
+from .shapes import Shape, ShapeError, batch_words, named_axes, pieces
 
 
 def rotary_embedding(
@@ -94,20 +94,22 @@ def rotary_embedding(
     check_out(out, x.shape, dtype, {"x": x, **tables}, "that of x")
 
     cos, sin = (_rows(table, positions, x.ndim, compute) for table in tables.values())
+    cos, sin = (np.broadcast_to(table, (*x.shape[:-1], half)) for table in (cos, sin))
     result = np.empty(x.shape, dtype) if out is None else out
     if interleaved:
         first, second = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
     else:
         first, second = slice(half), slice(half, 2 * half)
     with np.errstate(all="ignore"):
-        a = x[..., first].astype(compute, copy=False)
-        b = x[..., second].astype(compute, copy=False)
-        turned, term = a * cos, b * sin
-        result[..., first] = np.subtract(turned, term, out=turned)
-        np.multiply(b, cos, out=turned)
-        np.multiply(a, sin, out=term)
-        result[..., second] = np.add(turned, term, out=turned)
-    result[..., 2 * half :] = x[..., 2 * half :]
+        for piece in pieces(x.shape):
+            a = x[piece][..., first].astype(compute, copy=False)
+            b = x[piece][..., second].astype(compute, copy=False)
+            turned, term = a * cos[piece], b * sin[piece]
+            result[piece][..., first] = np.subtract(turned, term, out=turned)
+            np.multiply(b, cos[piece], out=turned)
+            np.multiply(a, sin[piece], out=term)
+            result[piece][..., second] = np.add(turned, term, out=turned)
+            result[piece][..., 2 * half :] = x[piece][..., 2 * half :]
     return result
 
 
