@@ -1,6 +1,7 @@
 """What the tests of `KVCache` share: a plain model of it, and its calls as problems to be judged."""
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import ml_dtypes
@@ -113,22 +114,40 @@ def rounded(x, storage):
     return x.astype(stored).astype(compute_type(x.dtype))
 
 
+def pages_of(cache):
+    """Which pages hold which tokens."""
+    return cache._state[0]
+
+
+def pools_of(cache):
+    """The arrays that hold them."""
+    return cache._state[1].arrays()
+
+
 def spoil(cache):
     """Fill all slots with NaN, or what reads as NaN through its scale."""
-    for pool in cache._pools.arrays():
+    for pool in pools_of(cache):
         pool.view(np.uint8)[...] = 0xFF
 
 
 def contents(cache):
     """A copy of all that a cache is."""
-    pages = cache._pages
-    numbers = [value for value in vars(pages).values() if isinstance(value, (int, list))]
-    arrays = [value.copy() for value in vars(pages).values() if isinstance(value, np.ndarray)]
-    return [*map(str, numbers), *arrays, *(pool.copy() for pool in cache._pools.arrays())]
+    numbers = [str(value) for value in pages_of(cache) if isinstance(value, int)]
+    arrays = [value.copy() for value in pages_of(cache) if isinstance(value, np.ndarray)]
+    return [*numbers, *arrays, *(pool.copy() for pool in pools_of(cache))]
 
 
 def stored_tokens(cache):
     """The pools' pages of every entry in the order of its tokens, as bytes."""
-    pages = cache._pages
-    rows = [pages.table[b, : -(-end // pages.size)] for b, end in enumerate(pages.ends)]
-    return [pool[row].tobytes() for pool in cache._pools.arrays() for row in rows]
+    pages = pages_of(cache)
+    rows = [pages.table[b, :held] for b, held in enumerate(pages.held())]
+    return [pool[row].tobytes() for pool in pools_of(cache) for row in rows]
+
+
+def check_pages(pages):
+    """Every page has as many owners as rows that name it, and no row names one twice."""
+    rows = [pages.table[b, :held].tolist() for b, held in enumerate(pages.held())]
+    owners = np.bincount(list(chain(*rows)), minlength=len(pages.owners))
+    assert pages.owners.tolist() == owners.tolist()
+    assert all(len(set(row)) == len(row) <= pages.columns for row in rows)
+    assert not (pages.starts % pages.size).any()

@@ -320,8 +320,8 @@ def test_what_a_cache_says_of_itself():
     sizes = (cache.batch, cache.n_kv_heads, cache.d_qk, cache.d_v, cache.capacity, cache.window)
     assert sizes == (2, 3, 20, 17, 100, 64)
     assert (cache.dtype, cache.storage, cache.page_size) == (np.float16, "int8", 64)
-    # Two entries of three pages of 64 tokens, a byte a number and two scales.
-    assert cache.nbytes == 2 * 3 * 64 * 3 * (20 + 17 + 8)
+    # Two entries of three pages of 64 tokens and a spare one, a byte a number and two scales.
+    assert cache.nbytes == 2 * 4 * 64 * 3 * (20 + 17 + 8)
     cache.append(*(np.ones((2, 3, 9, d), np.float16) for d in (20, 17)), [9, 4])
     assert repr(cache) == (
         "KVCache(batch=2, n_kv_heads=3, d_qk=20, capacity=100, d_v=17, dtype=float16, "

@@ -1,14 +1,12 @@
 """`KVCache`: forgetting, beams and rings, against a plain list of tokens; who shares what page."""
 
-from itertools import chain
-
 import numpy as np
 import pytest
-from cached import Model, stored_tokens
+from cached import Model, check_pages, pages_of, stored_tokens
 from oracle import assert_same_bits
 
 from attn_engine import KVCache
-from attn_engine.pages import Pages
+from attn_engine.pages import Pages, no_pages
 
 FORMS = {
     "one page": {},
@@ -23,16 +21,6 @@ FORMS = {
 def form(request):
     """Options of a cache for so many tokens; a ring forgets some of them."""
     return lambda capacity: {"capacity": capacity} | request.param
-
-
-def check_pages(pages):
-    """Every page is free or has as many owners as rows that name it, and no row names one twice."""
-    rows = [pages.table[b, : pages._held[b]].tolist() for b in range(len(pages.ends))]
-    owners = np.bincount(list(chain(*rows)), minlength=pages.number)
-    assert pages._owners.tolist() == owners.tolist()
-    assert sorted(pages._free) == np.flatnonzero(owners == 0).tolist()
-    assert all(len(set(row)) == len(row) for row in rows)
-    assert (pages.ends <= pages._held * pages.size).all() and not (pages.starts % pages.size).any()
 
 
 APPENDS = {"one": (1, 2), "few": (2, 9), "many": (40, 62), "ragged": (1, 62)}  # tokens, from and to
@@ -56,13 +44,13 @@ def test_any_mix_of_calls(form, seed):
         elif action == "reorder":
             model.reorder(rng.integers(0, 3, 3))
         elif action == "truncate":
-            starts = cache._pages.starts
+            starts = pages_of(cache).starts
             least = np.where(starts > 0, starts + 89, 0) if cache.window else 0
             model.truncate(rng.integers(least, np.add(model.lengths(), 1)))
         else:
             cache.reset()
             model.truncate([0, 0, 0])
-        check_pages(cache._pages)
+        check_pages(pages_of(cache))
 
 
 def test_beams_go_on_from_each_other(form):
@@ -74,38 +62,41 @@ def test_beams_go_on_from_each_other(form):
         model.reorder(rng.integers(0, 4, 4))
         model.append(1)
         model.check(informative=False)
-        check_pages(model.cache._pages)
+        check_pages(pages_of(model.cache))
+
+
+def used_pages(cache):
+    return np.count_nonzero(pages_of(cache).owners)
 
 
 def test_shared_pages_are_stored_once_and_copied_when_written():
     cache = KVCache(3, 1, 4, 400, page_size=64)
     token = np.ones((3, 1, 1, 4), np.float32)
     cache.append(*(np.ones((3, 1, 150, 4), np.float32),) * 2)
-    pages = cache._pages
-    assert pages.table[:, :3].tolist() == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+    assert pages_of(cache).table.tolist() == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
     cache.reorder([1, 1, 1])
-    assert pages.table[:, :3].tolist() == [[3, 4, 5]] * 3
-    assert pages._owners.sum() == 9 and np.count_nonzero(pages._owners) == 3
+    assert pages_of(cache).table.tolist() == [[3, 4, 5]] * 3
+    assert pages_of(cache).owners.sum() == 9 and used_pages(cache) == 3
     cache.append(token, token, [1, 0, 1])  # those two leave the last page to the third
-    assert pages.table[1, :3].tolist() == [3, 4, 5] and np.count_nonzero(pages._owners) == 5
+    assert pages_of(cache).table[1].tolist() == [3, 4, 5] and used_pages(cache) == 5
     cache.append(token, token)
-    assert pages.table[1, :3].tolist() == [3, 4, 5] and np.count_nonzero(pages._owners) == 5
+    assert pages_of(cache).table[1].tolist() == [3, 4, 5] and used_pages(cache) == 5
     cache.reorder([0, 1, 2])
-    assert np.count_nonzero(pages._owners) == 5
+    assert used_pages(cache) == 5
     cache.reset()
-    check_pages(pages)
-    assert not pages._owners.any() and pages.room == 0
+    check_pages(pages_of(cache))
+    assert used_pages(cache) == 0 and pages_of(cache).room == 0
 
 
 def test_pages_are_found_as_tokens_arrive():
     cache = KVCache(2, 1, 4, 640, page_size=64)
-    free = [20]
+    used = [0]
     for n in (64, 1, 63, 1):
         cache.append(*(np.ones((2, 1, n, 4), np.float32),) * 2)
-        free.append(len(cache._pages._free))
-    assert free == [20, 18, 16, 16, 14]
+        used.append(used_pages(cache))
+    assert used == [0, 2, 4, 4, 6]
     cache.truncate([65, 0])
-    assert len(cache._pages._free) == 18
+    assert used_pages(cache) == 2
 
 
 @pytest.mark.parametrize("form", ["one page", "pages"])
@@ -133,7 +124,7 @@ def test_a_ring_is_windowed_attention_over_all(window, capacity, at_a_time):
     for _ in range(270 // at_a_time):
         model.append(at_a_time)
         model.check(at_a_time, group=1, informative=False)
-    assert model.cache._pages.table.shape[1] <= (capacity - 2) // 64 + 2
+    assert pages_of(model.cache).table.shape[1] <= (capacity - 2) // 64 + 2
 
 
 def test_an_append_longer_than_the_ring():
@@ -143,7 +134,7 @@ def test_an_append_longer_than_the_ring():
         model.append(n, lengths)
         model.check(3, query_lengths=[min(3, x) for x in model.lengths()])
     assert model.cache.lengths.tolist() == [1040, 487, 631]
-    assert model.cache.nbytes == 4 * 3 * 3 * 64 * 2 * 16
+    assert model.cache.nbytes == 4 * 3 * 4 * 64 * 2 * 16
 
 
 def test_a_ring_on_and_on():
@@ -153,7 +144,7 @@ def test_a_ring_on_and_on():
     model.append(1)
     result = model.check(n_q=2, informative=False)
     assert result.weights.shape == (1, 2, 2, 100_001)
-    assert model.cache._pages.longest <= 128 + 64
+    assert pages_of(model.cache).longest <= 128 + 64
 
 
 def test_forgotten_tokens_can_be_written_again(form):
@@ -165,7 +156,7 @@ def test_forgotten_tokens_can_be_written_again(form):
         model.append(6)
         model.check(6)
         model.truncate([n - rng.integers(0, 6) for n in model.lengths()])
-        check_pages(model.cache._pages)
+        check_pages(pages_of(model.cache))
 
 
 def test_a_reset_cache_is_a_new_one(form):
@@ -180,38 +171,38 @@ def test_a_reset_cache_is_a_new_one(form):
     assert_same_bits(used.cache.attend(query), new.cache.attend(query))
 
 
-def test_the_work_of_a_step_does_not_grow_with_the_capacity():
-    """A step that finds room asks nothing of the table, however long."""
+def test_the_work_of_a_step_does_not_grow_with_the_capacity(monkeypatch):
+    """A step that finds room asks nothing of the table, which is as wide as what is held."""
     cache = KVCache(1, 1, 4, 10**6, page_size=64)
     token = np.ones((1, 1, 1, 4), np.float32)
     cache.append(token, token)
-    calls = []
-    cache._pages.extend = calls.append  # is not called
+    monkeypatch.setattr(Pages, "extended", None)  # is not called
     for _ in range(63):
         cache.append(token, token)
-    assert calls == [] and cache._pages.room == 0
+    assert pages_of(cache).room == 0 and pages_of(cache).table.shape == (1, 1)
 
 
-def test_an_append_that_ends_early_leaves_no_page_behind():
-    """Pages found for tokens that never came are used by the next ones."""
-    pages = Pages(batch=2, columns=4, size=64, capacity=256)
-    pages.extend(np.array([100, 30]))
-    assert pages.lengths().tolist() == [0, 0] and pages.room == 64
-    check_pages(pages)
-    pages.extend(np.array([65, 65]))
-    pages.advance(np.array([65, 65]))
-    check_pages(pages)
-    assert pages._held.tolist() == [2, 2] and pages.room == 63
-    pages.extend(np.array([64, 0]))
-    pages.reorder(np.array([1, 0]))
-    check_pages(pages)
-    assert pages._held.tolist() == [2, 2] and pages.room == 63
+def test_pages_never_change():
+    """What a cache holds stays as it was, whatever is made of it."""
+    pages = no_pages(batch=2, columns=3, number=8, size=64, capacity=2**60)
+    numbers = np.array([100, 30])
+    for more in (numbers, numbers, numbers):
+        before = [str(x) for x in pages]
+        after, _, _ = pages.extended(more, pages)
+        after.with_one(), after.reordered(np.array([1, 1])), after.truncated(numbers)
+        after.reordered(np.array([1, 1])).extended(more, after)
+        assert [str(x) for x in pages] == before
+        check_pages(pages)
+        pages = after
+    assert pages.lengths().tolist() == [300, 90] and pages.starts.tolist() == [128, 0]
 
 
-def test_a_ring_knows_what_it_lost_to_an_append_that_ends_early():
-    pages = Pages(batch=1, columns=2, size=64, capacity=2**60)
-    pages.extend(np.array([128]))
-    pages.advance(np.array([128]))
-    pages.extend(np.array([5]))
-    assert pages.lengths().tolist() == [128]
-    assert (pages.starts.tolist(), pages.longest, pages.least_left) == ([64], 64, 64)
+@pytest.mark.parametrize("order", [[0, 1], [1, 0]])
+def test_who_keeps_a_shared_page_overwrites_no_token_of_another(order):
+    """Two share a page, one of them has fewer of its tokens: it is the one that leaves."""
+    pages = no_pages(batch=2, columns=1, number=2, size=64, capacity=64)
+    pages, _, _ = pages.extended(np.array([20, 0]), pages)
+    pages = pages.reordered(np.array([0, 0])).truncated(np.array([20, 10])[order])
+    after, firsts, copies = pages.extended(np.array([1, 1]), pages)
+    assert copies == [(0, 1, 10)] and firsts.tolist() == np.array([20, 10])[order].tolist()
+    assert after.table[:, 0].tolist() == order

@@ -20,6 +20,16 @@ NEW = {
     "storage": ({"storage": "int4"}, ValueError,
         "storage: got 'int4', expected one of float32, float64, float16, bfloat16, int8"),
     "storage kind": ({"storage": 8}, ValueError, "storage: got 8, expected one of float32"),
+    "storage pair": ({"storage": ("int8", "float16")}, ValueError,
+        ("storage: got ('int8', 'float16'), expected one of float32, float64, float16, bfloat16, int8; "
+        "keys and values are stored alike, pass one name for both")),
+    "storage list": ({"storage": ["int8"]}, ValueError, "storage: got ['int8'], expected one of float32"),
+    "storage pair that is no dtype": ({"storage": ("int8", -1)}, ValueError, "storage: got ('int8', -1)"),
+    "storage of a long dtype": ({"storage": np.dtype([(f"a{i}", "f4") for i in range(30)])}, ValueError,
+        "storage: got an object of type"),
+    "storage of no numbers": ({"storage": np.int16}, ValueError,
+        ("storage: got <class 'numpy.int16'>, expected one of float32, float64, float16, bfloat16, int8, "
+        "or None for the dtype of the cache")),
     "wide storage": ({"storage": "float64"}, ValueError,
         "storage: float64 does not go with dtype float32; float64 is stored as it is, and nothing"),
     "wide dtype": ({"dtype": np.float64, "storage": "int8"}, ValueError,
@@ -42,6 +52,12 @@ NEW = {
     "huge d_qk": ({"d_qk": 2**62}, MemoryError, "d_qk: got 4611686018427387904, with which keys"),
     "huge d_v": ({"d_v": 2**62}, MemoryError, "d_v: got 4611686018427387904, with which keys"),
     "huge capacity": ({"capacity": 10**19}, MemoryError, "capacity: got 10000000000000000000, with"),
+    **{
+        f"{name} of {sign}10**5000": ({name: int(f"{sign}1") * 10**5000}, ValueError,
+            f"{name}: got an integer of 16610 bits, expected 1 to 140737488355328, the bytes")
+        for name in ("batch", "n_kv_heads", "d_qk", "d_v", "capacity", "window", "page_size")
+        for sign in ("", "-")
+    },
     "huge ring": ({"capacity": 10**19, "window": 5}, MemoryError, "capacity: got 10000000000000000000"),
 }  # fmt: skip
 
@@ -246,7 +262,7 @@ def test_memory_that_the_system_refuses_is_asked_for_before_tables_are_filled(mo
         raise AssertionError("tables are made")
 
     monkeypatch.setattr("attn_engine.cache.make_pools", refuse)
-    monkeypatch.setattr("attn_engine.cache.Pages", fill)
+    monkeypatch.setattr("attn_engine.cache.no_pages", fill)
     with pytest.raises(MemoryError, match="^Unable to allocate"):
         KVCache(**GOOD)
 

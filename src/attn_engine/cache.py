@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
@@ -9,10 +11,10 @@ from . import config, problem_cache
 from ._core import append as _append
 from ._core import attend as _attend
 from .arrays import CODES, is_walkable
-from .cache_kind import check_kind
+from .cache_kind import Kind, check_kind
 from .dot_product import AttentionResult
 from .facts import Fact
-from .pages import Pages
+from .pages import no_pages
 from .pools import make_pools
 from .problem_cache import plain_attention as _plain_attention
 
@@ -115,19 +117,43 @@ class KVCache:
         window: int | None = None,
         page_size: int | None = None,
     ):
-        self._kind = kind = check_kind(
-            batch, n_kv_heads, d_qk, capacity, d_v, dtype, storage, window, page_size
+        self._set_up(
+            check_kind(batch, n_kv_heads, d_qk, capacity, d_v, dtype, storage, window, page_size)
         )
+
+    def _set_up(self, kind: Kind) -> None:
+        """A cache without tokens.
+
+        All that ever changes is the attribute `_state`, whose value never does: a method prepares
+        another one, writes no slot that has a token, and puts it there at its end. So whatever ends
+        a method early leaves the cache as it was.
+        """
+        self._kind = kind
         # First, since the system may refuse it: tables are filled at once.
-        self._pools = make_pools(
-            (self.batch * kind.columns, self.n_kv_heads, self.page_size),
-            self.d_qk,
-            self.d_v,
-            kind.pool_type,
-        )
-        self._pages = Pages(self.batch, kind.columns, self.page_size, kind.most)
+        shape = (kind.pages, kind.n_kv_heads, kind.page_size)
+        pools = make_pools(shape, kind.d_qk, kind.d_v, kind.pool_type)
+        self._empty = no_pages(kind.batch, kind.columns, kind.pages, kind.page_size, kind.most)
         # What append compares tokens with.
-        self._token_shapes = [(self.batch, self.n_kv_heads, 1, d) for d in (self.d_qk, self.d_v)]
+        self._token_shapes = [(kind.batch, kind.n_kv_heads, 1, d) for d in (kind.d_qk, kind.d_v)]
+        self._state = self._empty, pools
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For `pickle` and `copy`: the tokens of what is reserved; copies share nothing."""
+        pages, pools = self._state
+        state = dict(vars(self))
+        del state["_empty"], state["_token_shapes"]
+        rows = pages.table[:, : max(1, *pages.held().tolist())], pages.starts, pages.ends
+        return state | {"_kind": self._kind.arguments(), "_state": (rows, pools.tokens(pages))}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Make a cache that has these tokens."""
+        rows, tokens = state["_state"]
+        vars(self).update(state)
+        self._set_up(check_kind(**state["_kind"]))
+        pages, pools = self._state
+        pages = pages.filled(*rows)
+        pools.put_tokens(pages, tokens)
+        self._state = pages, pools
 
     def append(
         self,
@@ -158,7 +184,7 @@ class KVCache:
             An argument is of a wrong kind, or key or value of another dtype.
         """
         threads = config.resolve_threads(num_threads)
-        kind, pages = self._kind, self._pages
+        kind, (pages, pools) = self._kind, self._state
         if (
             pages.room
             and lengths is None
@@ -170,26 +196,31 @@ class KVCache:
             and (key.flags.carray or is_walkable(key))
             and (value.flags.carray or is_walkable(value))
         ):
-            keys, values, key_scales, value_scales = self._pools
+            keys, values, key_scales, value_scales = pools
             _append(
                 key, value, keys, values, key_scales, value_scales, pages.table, pages.ends,
                 pages.one_each, pages.size, kind.code, threads,
             )  # fmt: skip
-            pages.advance_one()
+            self._state = pages.with_one(), pools
             return
         key, value, counts = problem_cache.check_tokens(kind, pages, key, value, lengths)
         key, value = (problem_cache.readable(kind, x) for x in (key, value))
+        kept = pages
+        if kind.window and pages.longest and -(-int(counts.max()) // pages.size) > kind.spare:
+            # More than a ring has room for beside what this overwrites.
+            pools, kept = pools.copied(pages), self._empty
         # A ring takes no more at a time than it holds.
         for start in range(0, key.shape[2], kind.capacity):
             tokens = slice(start, start + kind.capacity)
             part = np.minimum(np.maximum(counts - start, 0), kind.capacity)
-            for source, target, kept in pages.extend(part):
-                self._pools.copy_tokens(source, target, kept, pages.size)
+            pages, firsts, copies = pages.extended(part, kept)
+            for copy in copies:
+                pools.copy_tokens(pools, *copy, pages.size)
             _append(
-                key[:, :, tokens], value[:, :, tokens], *self._pools, pages.table, pages.ends, part,
+                key[:, :, tokens], value[:, :, tokens], *pools, pages.table, firsts, part,
                 pages.size, kind.code, threads,
             )  # fmt: skip
-            pages.advance(part)
+        self._state = pages, pools
 
     def attend(
         self,
@@ -250,6 +281,7 @@ class KVCache:
             An argument is of a wrong kind, or query of another dtype.
         """
         threads = config.resolve_threads(num_threads)
+        pages, pools = self._state
         if (
             attn_mask is None
             and window is None
@@ -262,16 +294,14 @@ class KVCache:
             and return_weights is False
             and return_lse is False
         ):
-            arguments = _plain_attention(
-                self._kind, self._pages, self._pools, query, is_causal, scale, threads
-            )
-            if arguments is not None:
-                _attend(*arguments)
-                return arguments[3]
+            plain = _plain_attention(self._kind, pages, pools, query, is_causal, scale, threads)
+            if plain is not None:
+                _attend(*plain)
+                return plain[3]
         call = problem_cache.attention(
             self._kind,
-            self._pages,
-            self._pools,
+            pages,
+            pools,
             query,
             attn_mask,
             is_causal=is_causal,
@@ -290,16 +320,12 @@ class KVCache:
         output = call.deliver()
         if call.weights is None and call.lse is None:
             return output
-        return AttentionResult(output, self._over_all_tokens(call.weights), call.lse)
-
-    def _over_all_tokens(self, weights: np.ndarray | None) -> np.ndarray | None:
-        """Weights over what is held as those over all tokens, in the cache's dtype."""
-        if weights is None:
-            return None
-        starts = self._pages.starts
-        if starts.any():
-            weights = problem_cache.moved(weights, -starts, int(self._pages.lengths().max()))
-        return weights.astype(self.dtype, copy=False)
+        weights = call.weights
+        if weights is not None:
+            if pages.starts.any():
+                weights = problem_cache.moved(weights, -pages.starts, int(pages.lengths().max()))
+            weights = weights.astype(self.dtype, copy=False)
+        return AttentionResult(output, weights, call.lse)
 
     @property
     def lengths(self) -> np.ndarray:
@@ -307,14 +333,14 @@ class KVCache:
 
         The position of the token that comes next. A copy, read-only.
         """
-        lengths = self._pages.lengths()
+        lengths = self._state[0].lengths()
         lengths.setflags(write=False)
         return lengths
 
     @property
     def nbytes(self) -> int:
         """Bytes reserved for keys, values and scales."""
-        return self._pools.nbytes
+        return self._state[1].nbytes
 
     def truncate(self, lengths: ArrayLike) -> None:
         """Forget the tokens of each entry from position lengths[b] on.
@@ -332,11 +358,13 @@ class KVCache:
         TypeError
             The numbers are not integers.
         """
-        self._pages.truncate(problem_cache.check_kept(self._kind, self._pages, lengths))
+        pages, pools = self._state
+        kept = problem_cache.check_kept(self._kind, pages, lengths)
+        self._state = pages.truncated(kept), pools
 
     def reset(self) -> None:
         """Forget all tokens; memory stays reserved."""
-        self.truncate(np.zeros(self.batch, np.int64))
+        self._state = self._empty, self._state[1]
 
     def reorder(self, batch_index: ArrayLike) -> None:
         """Let entry b go on from what entry ``batch_index[b]`` was, for all entries at once.
@@ -356,7 +384,9 @@ class KVCache:
         TypeError
             The numbers are not integers.
         """
-        self._pages.reorder(problem_cache.check_order(self._kind, batch_index))
+        pages, pools = self._state
+        index = problem_cache.check_order(self._kind, batch_index)
+        self._state = pages.reordered(index), pools
 
     def __repr__(self) -> str:
         """Sizes, types and how full it is."""

@@ -6,7 +6,7 @@ import numpy as np
 
 from ._core import DTYPES, KEY_TILE, UNBOUNDED
 from .arrays import CODES, F64, as_dtype, compute_type
-from .options import check_count
+from .options import check_count, check_integer, shown_value
 
 _ADDRESSES = 2**47  # bytes of a process
 
@@ -37,6 +37,10 @@ class Kind(NamedTuple):
     plain_code: int  # of the dtype, if that is what is computed in, else -1
     left: int  # side of the window
 
+    def arguments(self) -> dict[str, Any]:
+        """Those of `check_kind` that make this kind."""
+        return {name: getattr(self, name) for name in self._fields[:9]}
+
     @property
     def pool_type(self) -> np.dtype:
         """What the pools are made of."""
@@ -54,6 +58,21 @@ class Kind(NamedTuple):
             return -(-self.capacity // self.page_size)
         return -(-(self.capacity - 1) // self.page_size) + 1
 
+    @property
+    def spare(self) -> int:
+        """More pages of an entry, for what a ring appends while it still has what that overwrites.
+
+        They suffice for as many tokens as may be appended and attended at a time.
+        """
+        if self.window is None:
+            return 0
+        return -(-(self.capacity - self.window + 1) // self.page_size)
+
+    @property
+    def pages(self) -> int:
+        """Pages of all entries."""
+        return self.batch * (self.columns + self.spare)
+
 
 def check_kind(
     batch: Any,
@@ -67,13 +86,13 @@ def check_kind(
     page_size: Any,
 ) -> Kind:
     """`KVCache`'s arguments."""
-    batch, n_kv_heads = check_count("batch", batch), check_count("n_kv_heads", n_kv_heads)
-    d_qk, capacity = check_count("d_qk", d_qk), check_count("capacity", capacity)
-    d_v = d_qk if d_v is None else check_count("d_v", d_v)
+    batch, n_kv_heads = _size("batch", batch), _size("n_kv_heads", n_kv_heads)
+    d_qk, capacity = _size("d_qk", d_qk), _size("capacity", capacity)
+    d_v = d_qk if d_v is None else _size("d_v", d_v)
     dtype = as_dtype(dtype)
     storage = _storage(storage, dtype)
     if window is not None:
-        window = check_count("window", window)
+        window = _size("window", window)
         if window > capacity:
             raise ValueError(
                 f"capacity: got {capacity}, but with a window of {window} a query sees that many "
@@ -83,7 +102,7 @@ def check_kind(
     if page_size is None:
         # A ring forgets page by page.
         page_size = KEY_TILE if window else _tiled(capacity)
-    page_size = check_count("page_size", page_size)
+    page_size = _size("page_size", page_size)
     if page_size % KEY_TILE:
         raise ValueError(
             f"page_size: got {page_size}, expected a multiple of {KEY_TILE}, e.g. "
@@ -106,9 +125,20 @@ def check_kind(
     return kind
 
 
+def _size(name: str, value: Any) -> int:
+    """A number of things, small enough to be told in a message."""
+    count = check_integer(name, value, "a whole number above 0")
+    if count.bit_length() > 256:
+        raise ValueError(
+            f"{name}: got an integer of {count.bit_length()} bits, expected 1 to {_ADDRESSES}, the bytes "
+            f"that a process can address"
+        )
+    return check_count(name, count)
+
+
 def _check_bytes(kind: Kind) -> None:
     """What no system can reserve; if this one can is seen when it is asked."""
-    tokens = kind.batch * kind.columns * kind.page_size * kind.n_kv_heads
+    tokens = kind.pages * kind.page_size * kind.n_kv_heads
     if tokens * (kind.d_qk + kind.d_v) * kind.pool_type.itemsize > _ADDRESSES:
         names = ("batch", "n_kv_heads", "d_qk", "d_v", "capacity")
         largest = max(names, key=lambda name: getattr(kind, name))
@@ -127,12 +157,20 @@ def _storage(value: Any, dtype: np.dtype) -> str:
     """The name of what is stored."""
     if value is None:
         return dtype.name
+    if isinstance(value, (tuple, list)):
+        raise ValueError(
+            f"storage: got {shown_value(value)}, expected one of {', '.join(_STORAGES)}; keys and "
+            f"values are stored alike, pass one name for both"
+        )
     try:
         name = value if isinstance(value, str) else np.dtype(value).name
-    except TypeError:
+    except (TypeError, ValueError):
         name = None
     if name not in _STORAGES:
-        raise ValueError(f"storage: got {value!r}, expected one of {', '.join(_STORAGES)}")
+        raise ValueError(
+            f"storage: got {shown_value(value)}, expected one of {', '.join(_STORAGES)}, or None for the "
+            f"dtype of the cache"
+        )
     if (name == "float64") != (dtype == F64):
         raise ValueError(
             f"storage: {name} does not go with dtype {dtype}; float64 is stored as it is, and "

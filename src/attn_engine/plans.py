@@ -26,9 +26,7 @@ def _self_attention(
 
 def _attend(self: KVCache, query: Any, attn_mask: Any, **options: Any) -> Problem:
     """Attention over what a cache holds."""
-    return problem_cache.attention(
-        self._kind, self._pages, self._pools, query, attn_mask, **options
-    )
+    return problem_cache.attention(self._kind, *self._state, query, attn_mask, **options)
 
 
 def _layer(

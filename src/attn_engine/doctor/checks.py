@@ -22,7 +22,7 @@ from ..merge import check_parts
 from ..monotonic import check_alignment
 from ..multihead import MultiheadAttention
 from ..options import check_flag, check_layout, check_share
-from ..pages import Pages
+from ..pages import Pages, no_pages
 from ..pools import Pools
 from ..problem_classic_backward import as_arrays, check_cotangents
 from ..problem_multihead import check_inputs, check_masks
@@ -234,13 +234,13 @@ def of_cache(check: Callable[..., Results], full: bool) -> Callable[..., Results
 
     def made(cache: KVCache | None = None, **arguments: Any) -> Results:
         if cache is not None:
-            return check(cache._kind, cache._pages, **arguments)
+            return check(cache._kind, cache._state[0], **arguments)
         makes, arguments = split(KVCache, arguments)
         kind = cache_kind.check_kind(**_with_defaults(KVCache, makes))
-        pages = Pages(kind.batch, 1, kind.capacity, kind.most)  # one page has as many tokens
+        # One page has as many tokens.
+        pages = no_pages(kind.batch, 1, kind.batch, kind.capacity, kind.most)
         if full:
-            pages.extend(tokens := np.full(kind.batch, kind.capacity))
-            pages.advance(tokens)
+            pages, *_ = pages.extended(np.full(kind.batch, kind.capacity), pages)
         return check(kind, pages, **arguments)
 
     return made
