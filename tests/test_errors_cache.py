@@ -21,8 +21,8 @@ NEW = {
         "storage: got 'int4', expected one of float32, float64, float16, bfloat16, int8"),
     "storage kind": ({"storage": 8}, ValueError, "storage: got 8, expected one of float32"),
     "storage pair": ({"storage": ("int8", "float16")}, ValueError,
-        ("storage: got ('int8', 'float16'), expected one of float32, float64, float16, bfloat16, int8; "
-        "keys and values are stored alike, pass one name for both")),
+        ("storage: got ('int8', 'float16'), expected one of float32, float64, float16, bfloat16, int8, "
+        "or None; keys and values are stored alike, pass one name for both")),
     "storage list": ({"storage": ["int8"]}, ValueError, "storage: got ['int8'], expected one of float32"),
     "storage pair that is no dtype": ({"storage": ("int8", -1)}, ValueError, "storage: got ('int8', -1)"),
     "storage of a long dtype": ({"storage": np.dtype([(f"a{i}", "f4") for i in range(30)])}, ValueError,

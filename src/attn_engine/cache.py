@@ -78,8 +78,14 @@ class KVCache:
     appended at a time. A number that is not finite is seen where its token is seen; with "int8" it
     makes all of its token's key or value NaN.
 
+    Every operation is all or nothing: an error, a signal or no memory leaves the cache as it was.
+    For that a ring has spare pages, for as many tokens as may be appended and attended at a time; an
+    append of more doubles its memory while it lasts.
+
+    A copy (`copy.copy`, `copy.deepcopy`, `pickle`) shares nothing; its bytes are the tokens alone.
+
     A cache is for one thread at a time: attention may run beside attention, but not beside a
-    method that changes the cache.
+    method that changes the cache. After `reset` it is usable, whatever was done to it.
 
     References
     ----------
@@ -142,7 +148,8 @@ class KVCache:
         pages, pools = self._state
         state = dict(vars(self))
         del state["_empty"], state["_token_shapes"]
-        rows = pages.table[:, : max(1, *pages.held().tolist())], pages.starts, pages.ends
+        table = pages.table[:, : max(1, *pages.held().tolist())].copy()  # the core wants it dense
+        rows = table, pages.starts, pages.ends
         return state | {"_kind": self._kind.arguments(), "_state": (rows, pools.tokens(pages))}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -150,8 +157,8 @@ class KVCache:
         rows, tokens = state["_state"]
         vars(self).update(state)
         self._set_up(check_kind(**state["_kind"]))
-        pages, pools = self._state
-        pages = pages.filled(*rows)
+        empty, pools = self._state
+        pages = empty.filled(*rows)
         pools.put_tokens(pages, tokens)
         self._state = pages, pools
 
@@ -179,7 +186,7 @@ class KVCache:
         Raises
         ------
         ValueError
-            A shape or a value is wrong, or the cache is full. The cache is unchanged then.
+            A shape or a value is wrong, or the cache is full.
         TypeError
             An argument is of a wrong kind, or key or value of another dtype.
         """
@@ -299,23 +306,11 @@ class KVCache:
                 _attend(*plain)
                 return plain[3]
         call = problem_cache.attention(
-            self._kind,
-            pages,
-            pools,
-            query,
-            attn_mask,
-            is_causal=is_causal,
-            scale=scale,
-            window=window,
-            query_lengths=query_lengths,
-            softcap=softcap,
-            alibi_slopes=alibi_slopes,
-            sinks=sinks,
-            return_weights=return_weights,
-            return_lse=return_lse,
-            out=out,
+            self._kind, pages, pools, query, attn_mask, is_causal=is_causal, scale=scale,
+            window=window, query_lengths=query_lengths, softcap=softcap, alibi_slopes=alibi_slopes,
+            sinks=sinks, return_weights=return_weights, return_lse=return_lse, out=out,
             threads=threads,
-        )
+        )  # fmt: skip
         _attend(*call.arguments)
         output = call.deliver()
         if call.weights is None and call.lse is None:
@@ -354,7 +349,7 @@ class KVCache:
         Raises
         ------
         ValueError
-            A shape or a value is wrong. The cache is unchanged then.
+            A shape or a value is wrong.
         TypeError
             The numbers are not integers.
         """
@@ -380,7 +375,7 @@ class KVCache:
         Raises
         ------
         ValueError
-            A shape or a value is wrong. The cache is unchanged then.
+            A shape or a value is wrong.
         TypeError
             The numbers are not integers.
         """

@@ -157,19 +157,16 @@ def _storage(value: Any, dtype: np.dtype) -> str:
     """The name of what is stored."""
     if value is None:
         return dtype.name
-    if isinstance(value, (tuple, list)):
-        raise ValueError(
-            f"storage: got {shown_value(value)}, expected one of {', '.join(_STORAGES)}; keys and "
-            f"values are stored alike, pass one name for both"
-        )
     try:
         name = value if isinstance(value, str) else np.dtype(value).name
     except (TypeError, ValueError):
         name = None
     if name not in _STORAGES:
+        advice = "None for the dtype of the cache"
+        if isinstance(value, (tuple, list)):
+            advice = "None; keys and values are stored alike, pass one name for both"
         raise ValueError(
-            f"storage: got {shown_value(value)}, expected one of {', '.join(_STORAGES)}, or None for the "
-            f"dtype of the cache"
+            f"storage: got {shown_value(value)}, expected one of {', '.join(_STORAGES)}, or {advice}"
         )
     if (name == "float64") != (dtype == F64):
         raise ValueError(

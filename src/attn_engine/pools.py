@@ -31,7 +31,9 @@ class Pools(NamedTuple):
 
     def copied(self, pages: Pages) -> "Pools":
         """The same tokens in memory of its own."""
-        pools = Pools(*(None if pool is None else _aligned(pool.shape, pool.dtype) for pool in self))
+        pools = Pools(
+            *(None if pool is None else _aligned(pool.shape, pool.dtype) for pool in self)
+        )
         for page, tokens in pages.used():
             self.copy_tokens(pools, page, page, tokens, pages.size)
         return pools
