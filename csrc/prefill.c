@@ -61,20 +61,22 @@ INLINE void softmax_lanes(const int vecs, const block *b, int first, int64_t n,
                           real *restrict scores) {
     real *const m_row = b->m + first * LANES, *const l_row = b->l + first * LANES;
     real *const alpha_row = b->alpha + first * LANES, *const top_row = b->top + first * LANES;
-    vec m[TILE_QV], sum[TILE_QV];
+    relative m[TILE_QV];
+    vec sum[TILE_QV];
     UNROLL for (int v = 0; v < vecs; v++) {
         const vec old = v_load(m_row + v * LANES), top = v_load(top_row + v * LANES);
         const vmask moved = v_lt(v_add(old, v_set1(LAZY)), top);
         const vec now = v_select(moved, top, old);
-        m[v] = v_reference_max(now);
+        const vec reference = v_reference_max(now);
+        m[v] = relative_to(reference);
         sum[v] = v_zero();
         v_store(m_row + v * LANES, now);
-        v_store(alpha_row + v * LANES, v_select(moved, v_exp16(v_sub(old, m[v])), v_set1(1)));
+        v_store(alpha_row + v * LANES, v_select(moved, v_exp16(v_sub(old, reference)), v_set1(1)));
     }
     for (int64_t j = 0; j < n; j++) {
         UNROLL for (int v = 0; v < vecs; v++) {
             real *s = scores + j * BLOCK_Q + (first + v) * LANES;
-            const vec p = v_exp16(v_sub(v_load(s), m[v]));
+            const vec p = v_exp16_relative(v_load(s), m[v]);
             sum[v] = v_add(sum[v], p);
             v_store(s, p);
         }

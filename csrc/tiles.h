@@ -29,26 +29,30 @@ INLINE void store_sums(const int nv, const vec acc[TILE_KEYS][TILE_QV], real *sc
         UNROLL for (int v = 0; v < nv; v++) v_store(scores + k * BLOCK_Q + v * LANES, acc[k][v]);
 }
 
+INLINE void score_chain(const int nv, const real *restrict panel, const real *const keys[TILE_KEYS],
+                        int64_t c0, int64_t c1, vec acc[TILE_KEYS][TILE_QV]) {
+    UNROLL for (int k = 0; k < TILE_KEYS; k++)
+        UNROLL for (int v = 0; v < nv; v++) acc[k][v] = v_zero();
+    for (int64_t c = c0; c < c1; c++) {
+        vec q[TILE_QV];
+        UNROLL for (int v = 0; v < nv; v++) q[v] = v_load(panel + c * BLOCK_Q + v * LANES);
+        UNROLL for (int k = 0; k < TILE_KEYS; k++) {
+            const vec key = v_set1(keys[k][c]);
+            UNROLL for (int v = 0; v < nv; v++) acc[k][v] = v_fma(key, q[v], acc[k][v]);
+        }
+    }
+}
+
 /* Scores of TILE_KEYS keys against nv vectors of queries.
  * panel: d x BLOCK_Q, queries along the lanes; scores: TILE_KEYS x BLOCK_Q; top: running maxima. */
 INLINE void score_tile(const int nv, const real *restrict panel, const real *const keys[TILE_KEYS],
                        int64_t d, real *restrict scores, real *restrict top) {
     vec acc[TILE_KEYS][TILE_QV];
-    for (int64_t c = 0;;) {
-        const int64_t end = min_i(c + CHAIN, d);
-        UNROLL for (int k = 0; k < TILE_KEYS; k++)
-            UNROLL for (int v = 0; v < nv; v++) acc[k][v] = v_zero();
-        for (; c < end; c++) {
-            vec q[TILE_QV];
-            UNROLL for (int v = 0; v < nv; v++) q[v] = v_load(panel + c * BLOCK_Q + v * LANES);
-            UNROLL for (int k = 0; k < TILE_KEYS; k++) {
-                const vec key = v_set1(keys[k][c]);
-                UNROLL for (int v = 0; v < nv; v++) acc[k][v] = v_fma(key, q[v], acc[k][v]);
-            }
-        }
-        if (c > CHAIN) add_sums(nv, acc, scores); /* of the chains before */
-        if (c == d) break;
+    score_chain(nv, panel, keys, 0, min_i(CHAIN, d), acc);
+    for (int64_t c = CHAIN; c < d; c += CHAIN) {
         store_sums(nv, acc, scores);
+        score_chain(nv, panel, keys, c, min_i(c + CHAIN, d), acc);
+        add_sums(nv, acc, scores);
     }
     UNROLL for (int v = 0; v < nv; v++) {
         vec m = v_load(top + v * LANES);
