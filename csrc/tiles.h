@@ -19,21 +19,15 @@ INLINE int even_piece(int64_t count, int most) {
     return (int)((count + pieces - 1) / pieces);
 }
 
-INLINE void add_sums(const int nv, vec acc[TILE_KEYS][TILE_QV], const real *scores) {
-    UNROLL for (int k = 0; k < TILE_KEYS; k++)
-        UNROLL for (int v = 0; v < nv; v++)
-            acc[k][v] = v_add(v_load(scores + k * BLOCK_Q + v * LANES), acc[k][v]);
-}
-INLINE void store_sums(const int nv, const vec acc[TILE_KEYS][TILE_QV], real *scores) {
-    UNROLL for (int k = 0; k < TILE_KEYS; k++)
-        UNROLL for (int v = 0; v < nv; v++) v_store(scores + k * BLOCK_Q + v * LANES, acc[k][v]);
-}
-
-INLINE void score_chain(const int nv, const real *restrict panel, const real *const keys[TILE_KEYS],
-                        int64_t c0, int64_t c1, vec acc[TILE_KEYS][TILE_QV]) {
+/* Scores of TILE_KEYS keys against nv vectors of queries, from one chain of at most CHAIN elements; added
+ * to those of the chains before, if `add`.
+ * panel: n x BLOCK_Q, queries along the lanes; scores: TILE_KEYS x BLOCK_Q; top: running maxima. */
+INLINE void score_tile(const int nv, const real *restrict panel, const real *const keys[TILE_KEYS],
+                       int64_t n, bool add, real *restrict scores, real *restrict top) {
+    vec acc[TILE_KEYS][TILE_QV];
     UNROLL for (int k = 0; k < TILE_KEYS; k++)
         UNROLL for (int v = 0; v < nv; v++) acc[k][v] = v_zero();
-    for (int64_t c = c0; c < c1; c++) {
+    for (int64_t c = 0; c < n; c++) {
         vec q[TILE_QV];
         UNROLL for (int v = 0; v < nv; v++) q[v] = v_load(panel + c * BLOCK_Q + v * LANES);
         UNROLL for (int k = 0; k < TILE_KEYS; k++) {
@@ -41,19 +35,10 @@ INLINE void score_chain(const int nv, const real *restrict panel, const real *co
             UNROLL for (int v = 0; v < nv; v++) acc[k][v] = v_fma(key, q[v], acc[k][v]);
         }
     }
-}
-
-/* Scores of TILE_KEYS keys against nv vectors of queries.
- * panel: d x BLOCK_Q, queries along the lanes; scores: TILE_KEYS x BLOCK_Q; top: running maxima. */
-INLINE void score_tile(const int nv, const real *restrict panel, const real *const keys[TILE_KEYS],
-                       int64_t d, real *restrict scores, real *restrict top) {
-    vec acc[TILE_KEYS][TILE_QV];
-    score_chain(nv, panel, keys, 0, min_i(CHAIN, d), acc);
-    for (int64_t c = CHAIN; c < d; c += CHAIN) {
-        store_sums(nv, acc, scores);
-        score_chain(nv, panel, keys, c, min_i(c + CHAIN, d), acc);
-        add_sums(nv, acc, scores);
-    }
+    if (add)
+        UNROLL for (int k = 0; k < TILE_KEYS; k++)
+            UNROLL for (int v = 0; v < nv; v++)
+                acc[k][v] = v_add(v_load(scores + k * BLOCK_Q + v * LANES), acc[k][v]);
     UNROLL for (int v = 0; v < nv; v++) {
         vec m = v_load(top + v * LANES);
         UNROLL for (int k = 0; k < TILE_KEYS; k++) {
