@@ -141,9 +141,9 @@ static void softmax_row(real *restrict scores, int64_t n, real *m, real *l) {
     vec top = v_set1(-REAL_INF), sum = v_zero();
     for (int64_t j = 0; j < n; j += LANES) top = v_max(v_load(scores + j), top);
     *m = v_max_lanes(top);
-    const vec reference = v_reference_max(v_set1(*m));
+    const relative reference = relative_to(v_reference_max(v_set1(*m)));
     for (int64_t j = 0; j < n; j += LANES) {
-        const vec w = v_exp16(v_sub(v_load(scores + j), reference));
+        const vec w = v_exp16_relative(v_load(scores + j), reference);
         sum = v_add(sum, w);
         v_store(scores + j, w);
     }

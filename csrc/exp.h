@@ -45,6 +45,19 @@ INLINE vec v_reference_max(vec m) {
     return v_select(v_eq(m, v_set1(-REAL_INF)), v_zero(), m);
 }
 
+/* 16^(s - m) for many s and one m of each lane: exp2(4 s - 4 m), in one multiply-add. Where 4 m is beyond
+ * the largest number, any two scores that differ do so by far more than exp2 can show: s - m will do. */
+typedef struct relative {
+    vec by, plus;
+} relative;
+
+INLINE relative relative_to(vec m) {
+    const vmask fits = v_lt(v_abs(m), v_set1(REAL_MAX / 4));
+    const vec by = v_select(fits, v_set1(4), v_set1(1));
+    return (relative){by, v_mul(v_sub(v_zero(), by), m)};
+}
+INLINE vec v_exp16_relative(vec s, relative r) { return v_exp2(v_fma(s, r.by, r.plus)); }
+
 /* Natural log-sum-exp of a row from its maximum and its sum of exponentials (0 = sees nothing). */
 INLINE real lse_of(real m, real l) {
     return l == 0 ? -REAL_INF : (real)((double)m * LN16 + log((double)l));

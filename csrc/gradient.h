@@ -14,16 +14,20 @@ INLINE void row_products(const real *panel, int vecs, const real *rows, int64_t 
                          int64_t d, real *restrict out) {
     real top[BLOCK_Q]; /* maxima that score_tile finds and nobody asks for */
     for (int v = 0; v < vecs; v++) v_store(top + v * LANES, v_zero());
-    for (int64_t j = 0; j < n; j += TILE_KEYS) {
-        const real *row[TILE_KEYS]; /* past the end the last row again: computed, never used */
-        for (int k = 0; k < TILE_KEYS; k++) row[k] = rows + min_i(j + k, n - 1) * stride;
-        real *to = out + j * BLOCK_Q;
-        switch (vecs) {
-        case 1: score_tile(1, panel, row, d, to, top); break;
-        case 2: score_tile(2, panel, row, d, to, top); break;
-        default: score_tile(TILE_QV, panel, row, d, to, top); break;
+    int64_t c = 0;
+    do { /* one chain of every product after the other */
+        const int64_t chain = min_i(CHAIN, d - c);
+        for (int64_t j = 0; j < n; j += TILE_KEYS) {
+            const real *row[TILE_KEYS]; /* past the end the last row again: computed, never used */
+            for (int k = 0; k < TILE_KEYS; k++) row[k] = rows + min_i(j + k, n - 1) * stride + c;
+            real *to = out + j * BLOCK_Q;
+            switch (vecs) {
+            case 1: score_tile(1, panel + c * BLOCK_Q, row, chain, c > 0, to, top); break;
+            case 2: score_tile(2, panel + c * BLOCK_Q, row, chain, c > 0, to, top); break;
+            default: score_tile(TILE_QV, panel + c * BLOCK_Q, row, chain, c > 0, to, top); break;
+            }
         }
-    }
+    } while ((c += CHAIN) < d);
 }
 
 /* Rows in storage type, and reals to add to; d columns each. */

@@ -13,7 +13,7 @@
 /* Keys per split in decode: boundaries are multiples counted from key 0, whatever n_kv is. */
 #define SPLIT_KV 512
 #define PREFILL_BLOCKS 4    /* blocks of queries that share copies of keys and values */
-#define PARTIAL_HEAD 3 /* a partial result's reals before its output: see decode.c */
+#define PARTIAL_HEAD 16 /* a partial result's reals before its output, a whole line: see decode.c */
 #define SOFTMAX_ROWS 16     /* rows per task of the row softmax */
 #define ADDITIVE_BLOCK_Q 32 /* queries per task of additive attention */
 #define ADDITIVE_KEYS 64    /* keys of a block in the backward pass of additive attention */

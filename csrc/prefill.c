@@ -28,32 +28,40 @@ static key_range seen_by(const block *b, int v, int64_t j0, int64_t j1) {
     return (key_range){begin, max_i(begin, min_i(j1, min_i(i1 + b->band.last, b->band.n_kv)))};
 }
 
-/* scores[j - t.j0][lane] for the keys of t and the vectors of lanes [first, last) that see any of a tile's
- * keys, and each lane's maximum. The band moves on with the queries, so those vectors are neighbours. */
-static void score_block(const block *b, tile_view t, int first, int last, key_rows from,
-                        real *restrict scores) {
-    const int64_t d = b->p->d_qk;
-    key_range seen[TILE_QV];
-    for (int v = first; v < last; v++) {
-        seen[v] = seen_by(b, v, t.j0, t.j1);
-        v_store(b->top + v * LANES, v_set1(-REAL_INF));
-    }
+/* The chain from element c on of the scores of t, for the vectors of lanes [first, last): each tile for those
+ * that see any of its keys. The band moves on with the queries, so those vectors are neighbours. */
+static void score_chains(const block *b, tile_view t, int first, int last, const key_range *seen,
+                         key_rows from, int64_t c, real *restrict scores) {
+    const int64_t n = min_i(CHAIN, b->p->d_qk - c);
     for (int64_t j = t.j0; j < t.j1; j += TILE_KEYS) {
         int low = first, high = last;
         while (low < high && seen[low].end <= j) low++;
         while (low < high && seen[high - 1].begin >= j + TILE_KEYS) high--;
         const real *rows[TILE_KEYS]; /* past the end the last key again: computed, never used */
         for (int k = 0; k < TILE_KEYS; k++)
-            rows[k] = from.keys + (min_i(j + k, t.j1 - 1) - t.j0) * from.key_stride;
-        const real *panel = b->panel + low * LANES;
+            rows[k] = from.keys + (min_i(j + k, t.j1 - 1) - t.j0) * from.key_stride + c;
+        const real *panel = b->panel + c * BLOCK_Q + low * LANES;
         real *to = scores + (j - t.j0) * BLOCK_Q + low * LANES, *top = b->top + low * LANES;
         switch (high - low) {
         case 0: break;
-        case 1: score_tile(1, panel, rows, d, to, top); break;
-        case 2: score_tile(2, panel, rows, d, to, top); break;
-        default: score_tile(TILE_QV, panel, rows, d, to, top); break;
+        case 1: score_tile(1, panel, rows, n, c > 0, to, top); break;
+        case 2: score_tile(2, panel, rows, n, c > 0, to, top); break;
+        default: score_tile(TILE_QV, panel, rows, n, c > 0, to, top); break;
         }
     }
+}
+
+/* scores[j - t.j0][lane] for the keys of t and the vectors of lanes [first, last), and each lane's maximum. */
+static void score_block(const block *b, tile_view t, int first, int last, key_rows from,
+                        real *restrict scores) {
+    const int64_t d = b->p->d_qk;
+    key_range seen[TILE_QV];
+    for (int v = first; v < last; v++) seen[v] = seen_by(b, v, t.j0, t.j1);
+    int64_t c = 0;
+    do { /* one chain of every score after the other; the maxima of the last count */
+        for (int v = first; v < last; v++) v_store(b->top + v * LANES, v_set1(-REAL_INF));
+        score_chains(b, t, first, last, seen, from, c, scores);
+    } while ((c += CHAIN) < d);
 }
 
 /* Scores become weights relative to each lane's (new) maximum; m, l and alpha move on. */
@@ -61,20 +69,22 @@ INLINE void softmax_lanes(const int vecs, const block *b, int first, int64_t n,
                           real *restrict scores) {
     real *const m_row = b->m + first * LANES, *const l_row = b->l + first * LANES;
     real *const alpha_row = b->alpha + first * LANES, *const top_row = b->top + first * LANES;
-    vec m[TILE_QV], sum[TILE_QV];
+    relative m[TILE_QV];
+    vec sum[TILE_QV];
     UNROLL for (int v = 0; v < vecs; v++) {
         const vec old = v_load(m_row + v * LANES), top = v_load(top_row + v * LANES);
         const vmask moved = v_lt(v_add(old, v_set1(LAZY)), top);
         const vec now = v_select(moved, top, old);
-        m[v] = v_reference_max(now);
+        const vec reference = v_reference_max(now);
+        m[v] = relative_to(reference);
         sum[v] = v_zero();
         v_store(m_row + v * LANES, now);
-        v_store(alpha_row + v * LANES, v_select(moved, v_exp16(v_sub(old, m[v])), v_set1(1)));
+        v_store(alpha_row + v * LANES, v_select(moved, v_exp16(v_sub(old, reference)), v_set1(1)));
     }
     for (int64_t j = 0; j < n; j++) {
         UNROLL for (int v = 0; v < vecs; v++) {
             real *s = scores + j * BLOCK_Q + (first + v) * LANES;
-            const vec p = v_exp16(v_sub(v_load(s), m[v]));
+            const vec p = v_exp16_relative(v_load(s), m[v]);
             sum[v] = v_add(sum[v], p);
             v_store(s, p);
         }

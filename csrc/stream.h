@@ -27,43 +27,38 @@ INLINE void dot_rows(const int rows, const bool fetch, const real *restrict q, i
                      real *restrict out, int64_t out_stride) {
     /* two keys share the loads of q: worth it once there are several */
     const int step = rows > 1 && LANES > 1 ? 2 : 1;
-    const int64_t ahead = elements_ahead(rows > 1 ? 12288 : 8192, d, stride);
+    const int64_t ahead = elements_ahead(rows > 1 ? 12288 : 8192, d, stride), chain = CHAIN * LANES;
     vec sum[DOT_ROWS][LANES];
     for (int k0 = 0; k0 < LANES; k0 += step) {
         const stored *key[2];
-        vec acc[DOT_ROWS][2], before[DOT_ROWS][2];
+        vec acc[DOT_ROWS][2], before[DOT_ROWS][2]; /* the chain now, the sum of those before */
         UNROLL for (int k = 0; k < step; k++) {
             key[k] = keys + min_i(k0 + k, n - 1) * stride;
-            UNROLL for (int r = 0; r < rows; r++) before[r][k] = v_zero();
+            UNROLL for (int r = 0; r < rows; r++) acc[r][k] = before[r][k] = v_zero();
         }
-        for (int64_t c = 0;;) {
-            const int64_t end = min_i(c + CHAIN * LANES, d);
-            UNROLL for (int r = 0; r < rows; r++)
-                UNROLL for (int k = 0; k < step; k++) acc[r][k] = v_zero();
-            for (; c < end; c += LANES) {
-                vec x[2];
-                UNROLL for (int k = 0; k < step; k++)
-                    x[k] = c + LANES <= d ? v_load_stored(key[k] + c)
-                                          : v_load_stored_part(key[k] + c, (int)(d - c));
-                if (fetch && c % LINE == 0) UNROLL for (int k = 0; k < step; k++) {
-                    const int64_t at = step * c + k * LINE; /* of the rows one behind the other */
-                    if (at < d) v_prefetch(key[0] + ahead + at);
-                    else if (at < 2 * d) v_prefetch(key[step - 1] + ahead + at - d);
-                }
-                UNROLL for (int r = 0; r < rows; r++) {
-                    const vec y = v_load(q + r * q_stride + c);
-                    UNROLL for (int k = 0; k < step; k++) acc[r][k] = v_fma(y, x[k], acc[r][k]);
-                }
-            }
-            if (c > CHAIN * LANES) /* the chains before */
+        for (int64_t c = 0; c < d; c += LANES) {
+            vec x[2];
+            if (c > 0 && c % chain == 0)
                 UNROLL for (int r = 0; r < rows; r++)
-                    UNROLL for (int k = 0; k < step; k++) acc[r][k] = v_add(before[r][k], acc[r][k]);
-            if (c >= d) break;
-            UNROLL for (int r = 0; r < rows; r++)
-                UNROLL for (int k = 0; k < step; k++) before[r][k] = acc[r][k];
+                    UNROLL for (int k = 0; k < step; k++) {
+                        before[r][k] = v_add(before[r][k], acc[r][k]);
+                        acc[r][k] = v_zero();
+                    }
+            UNROLL for (int k = 0; k < step; k++)
+                x[k] = c + LANES <= d ? v_load_stored(key[k] + c) : v_load_stored_part(key[k] + c, (int)(d - c));
+            if (fetch && c % LINE == 0) UNROLL for (int k = 0; k < step; k++) {
+                const int64_t at = step * c + k * LINE; /* of the rows one behind the other */
+                if (at < d) v_prefetch(key[0] + ahead + at);
+                else if (at < 2 * d) v_prefetch(key[step - 1] + ahead + at - d);
+            }
+            UNROLL for (int r = 0; r < rows; r++) {
+                const vec y = v_load(q + r * q_stride + c);
+                UNROLL for (int k = 0; k < step; k++) acc[r][k] = v_fma(y, x[k], acc[r][k]);
+            }
         }
         UNROLL for (int r = 0; r < rows; r++)
-            UNROLL for (int k = 0; k < step; k++) sum[r][k0 + k] = acc[r][k];
+            UNROLL for (int k = 0; k < step; k++)
+                sum[r][k0 + k] = d > chain ? v_add(before[r][k], acc[r][k]) : acc[r][k];
     }
     UNROLL for (int r = 0; r < rows; r++) v_store(out + r * out_stride, v_sum_each(sum[r]));
 }

@@ -19,37 +19,26 @@ INLINE int even_piece(int64_t count, int most) {
     return (int)((count + pieces - 1) / pieces);
 }
 
-INLINE void add_sums(const int nv, vec acc[TILE_KEYS][TILE_QV], const real *scores) {
-    UNROLL for (int k = 0; k < TILE_KEYS; k++)
-        UNROLL for (int v = 0; v < nv; v++)
-            acc[k][v] = v_add(v_load(scores + k * BLOCK_Q + v * LANES), acc[k][v]);
-}
-INLINE void store_sums(const int nv, const vec acc[TILE_KEYS][TILE_QV], real *scores) {
-    UNROLL for (int k = 0; k < TILE_KEYS; k++)
-        UNROLL for (int v = 0; v < nv; v++) v_store(scores + k * BLOCK_Q + v * LANES, acc[k][v]);
-}
-
-/* Scores of TILE_KEYS keys against nv vectors of queries.
- * panel: d x BLOCK_Q, queries along the lanes; scores: TILE_KEYS x BLOCK_Q; top: running maxima. */
+/* Scores of TILE_KEYS keys against nv vectors of queries, from one chain of at most CHAIN elements; added
+ * to those of the chains before, if `add`.
+ * panel: n x BLOCK_Q, queries along the lanes; scores: TILE_KEYS x BLOCK_Q; top: running maxima. */
 INLINE void score_tile(const int nv, const real *restrict panel, const real *const keys[TILE_KEYS],
-                       int64_t d, real *restrict scores, real *restrict top) {
+                       int64_t n, bool add, real *restrict scores, real *restrict top) {
     vec acc[TILE_KEYS][TILE_QV];
-    for (int64_t c = 0;;) {
-        const int64_t end = min_i(c + CHAIN, d);
-        UNROLL for (int k = 0; k < TILE_KEYS; k++)
-            UNROLL for (int v = 0; v < nv; v++) acc[k][v] = v_zero();
-        for (; c < end; c++) {
-            vec q[TILE_QV];
-            UNROLL for (int v = 0; v < nv; v++) q[v] = v_load(panel + c * BLOCK_Q + v * LANES);
-            UNROLL for (int k = 0; k < TILE_KEYS; k++) {
-                const vec key = v_set1(keys[k][c]);
-                UNROLL for (int v = 0; v < nv; v++) acc[k][v] = v_fma(key, q[v], acc[k][v]);
-            }
+    UNROLL for (int k = 0; k < TILE_KEYS; k++)
+        UNROLL for (int v = 0; v < nv; v++) acc[k][v] = v_zero();
+    for (int64_t c = 0; c < n; c++) {
+        vec q[TILE_QV];
+        UNROLL for (int v = 0; v < nv; v++) q[v] = v_load(panel + c * BLOCK_Q + v * LANES);
+        UNROLL for (int k = 0; k < TILE_KEYS; k++) {
+            const vec key = v_set1(keys[k][c]);
+            UNROLL for (int v = 0; v < nv; v++) acc[k][v] = v_fma(key, q[v], acc[k][v]);
         }
-        if (c > CHAIN) add_sums(nv, acc, scores); /* of the chains before */
-        if (c == d) break;
-        store_sums(nv, acc, scores);
     }
+    if (add)
+        UNROLL for (int k = 0; k < TILE_KEYS; k++)
+            UNROLL for (int v = 0; v < nv; v++)
+                acc[k][v] = v_add(v_load(scores + k * BLOCK_Q + v * LANES), acc[k][v]);
     UNROLL for (int v = 0; v < nv; v++) {
         vec m = v_load(top + v * LANES);
         UNROLL for (int k = 0; k < TILE_KEYS; k++) {

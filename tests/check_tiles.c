@@ -13,11 +13,20 @@
 /* The tile for a number of vectors known to the compiler, as kernels call it. */
 static void score(int nv, const real *panel, const real *const keys[TILE_KEYS], int64_t d,
                   real *scores, real *top) {
-    switch (nv) {
-    case 1: score_tile(1, panel, keys, d, scores, top); break;
-    case 2: score_tile(2, panel, keys, d, scores, top); break;
-    default: score_tile(TILE_QV, panel, keys, d, scores, top); break;
-    }
+    real before[BLOCK_Q];
+    int64_t c = 0;
+    memcpy(before, top, sizeof before);
+    do { /* chain after chain; the maxima of the last count */
+        const real *rest[TILE_KEYS], *from = panel + c * BLOCK_Q;
+        const int64_t n = min_i(CHAIN, d - c);
+        for (int k = 0; k < TILE_KEYS; k++) rest[k] = keys[k] + c;
+        memcpy(top, before, sizeof before);
+        switch (nv) {
+        case 1: score_tile(1, from, rest, n, c > 0, scores, top); break;
+        case 2: score_tile(2, from, rest, n, c > 0, scores, top); break;
+        default: score_tile(TILE_QV, from, rest, n, c > 0, scores, top); break;
+        }
+    } while ((c += CHAIN) < d);
 }
 
 static void check_score_tile(int nv, int64_t d, check_edge edge) {

@@ -124,9 +124,9 @@ def check_scale(scale: Any, d_qk: int, compute: np.dtype) -> float:
 
 
 def check_softcap(softcap: Any, compute: np.dtype) -> float:
-    """What no score may exceed, 0 for no limit; neither 0 nor infinite in the kernels' log2 units."""
+    """What no score may exceed, 0 for no limit; neither 0 nor infinite in the compute type."""
     value = check_real("softcap", softcap, "a real number, 0.0 for none")
-    if value != 0 and not np.finfo(compute).tiny <= value <= LARGEST[compute] / 2:
+    if value != 0 and not np.finfo(compute).tiny <= value <= LARGEST[compute]:
         raise ValueError(
             f"softcap: got {shown_value(softcap)}, expected a positive number that is finite in "
             f"{compute}, or 0.0 for none"
@@ -167,8 +167,8 @@ def check_sinks(sinks: Any, n_heads: int, compute: np.dtype) -> np.ndarray | Non
         where, place = _first(~(sinks < inf))
     if where is not None:
         raise ValueError(f"sinks: got {sinks[where]}{place}, expected a number, or -inf for none")
-    # A finite one stays finite in the kernels' log2 units: only a true -inf is none.
-    limit = LARGEST[compute] / 2
+    # A finite one stays finite in the compute type: only a true -inf is none.
+    limit = LARGEST[compute]
     wide = sinks.astype(np.float64)
     return np.where(sinks == -inf, -inf, np.clip(wide, -limit, limit)).astype(compute)
 
