@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal, Unpack, overload
+
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
@@ -10,11 +12,12 @@ from ._core import append as _append
 from ._core import attend as _attend
 from .arrays import CODES, is_walkable
 from .cache_kind import check_kind
-from .dot_product import AttentionResult
 from .facts import Fact
+from .keywords import CacheKeywords
 from .pages import Pages
 from .pools import make_pools
 from .problem_cache import plain_attention as _plain_attention
+from .results import AttentionResult, LseResult, WeightsResult, attention_result
 
 _ndarray = np.ndarray  # bound once for the path that every step of a decoder takes
 
@@ -191,6 +194,36 @@ class KVCache:
             )  # fmt: skip
             pages.advance(part)
 
+    @overload
+    def attend(
+        self, query: ArrayLike, attn_mask: ArrayLike | None = None, *,
+        return_weights: Literal[False] = False, return_lse: Literal[False] = False,
+        **options: Unpack[CacheKeywords],
+    ) -> np.ndarray: ...  # fmt: skip
+    @overload
+    def attend(
+        self, query: ArrayLike, attn_mask: ArrayLike | None = None, *,
+        return_weights: Literal[True], return_lse: Literal[False] = False,
+        **options: Unpack[CacheKeywords],
+    ) -> WeightsResult: ...  # fmt: skip
+    @overload
+    def attend(
+        self, query: ArrayLike, attn_mask: ArrayLike | None = None, *,
+        return_weights: Literal[False] = False, return_lse: Literal[True],
+        **options: Unpack[CacheKeywords],
+    ) -> LseResult: ...  # fmt: skip
+    @overload
+    def attend(
+        self, query: ArrayLike, attn_mask: ArrayLike | None = None, *,
+        return_weights: Literal[True], return_lse: Literal[True],
+        **options: Unpack[CacheKeywords],
+    ) -> AttentionResult: ...  # fmt: skip
+    @overload
+    def attend(
+        self, query: ArrayLike, attn_mask: ArrayLike | None = None, *,
+        return_weights: bool = ..., return_lse: bool = ...,
+        **options: Unpack[CacheKeywords],
+    ) -> np.ndarray | WeightsResult | LseResult | AttentionResult: ...  # fmt: skip
     def attend(
         self,
         query: ArrayLike,
@@ -207,7 +240,7 @@ class KVCache:
         return_lse: bool = False,
         out: np.ndarray | None = None,
         num_threads: int | None = None,
-    ) -> np.ndarray | AttentionResult:
+    ) -> np.ndarray | WeightsResult | LseResult | AttentionResult:
         """Attend from the last n_q positions of every entry to its tokens.
 
         Append a token first, then attend from it: query i of an entry with `lengths` tokens stands
@@ -239,8 +272,7 @@ class KVCache:
         Returns
         -------
         output : ndarray, shape (batch, n_heads, n_q, d_v), in the cache's dtype
-            Returned alone, or in an `AttentionResult` (output, weights, lse) if anything else is
-            asked for.
+            Returned alone, or with what else was asked for, as of `scaled_dot_product_attention`.
 
         Raises
         ------
@@ -287,10 +319,7 @@ class KVCache:
             threads=threads,
         )
         _attend(*call.arguments)
-        output = call.deliver()
-        if call.weights is None and call.lse is None:
-            return output
-        return AttentionResult(output, self._over_all_tokens(call.weights), call.lse)
+        return attention_result(call.deliver(), self._over_all_tokens(call.weights), call.lse)
 
     def _over_all_tokens(self, weights: np.ndarray | None) -> np.ndarray | None:
         """Weights over what is held as those over all tokens, in the cache's dtype."""

@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
+from typing import Literal, Unpack, overload
+
 import numpy as np
 from numpy.typing import ArrayLike
 
 from . import config
 from ._core import attend as _attend
-from .dot_product import AttentionResult
+from .keywords import PackedKeywords
 from .packed import packed_attention
+from .results import LseResult, attention_result
 
 
+@overload
+def scaled_dot_product_attention_varlen(
+    query: ArrayLike, key: ArrayLike, value: ArrayLike, cu_seqlens_q: ArrayLike,
+    cu_seqlens_k: ArrayLike, *, return_lse: Literal[False] = False,
+    **options: Unpack[PackedKeywords],
+) -> np.ndarray: ...  # fmt: skip
+@overload
+def scaled_dot_product_attention_varlen(
+    query: ArrayLike, key: ArrayLike, value: ArrayLike, cu_seqlens_q: ArrayLike,
+    cu_seqlens_k: ArrayLike, *, return_lse: Literal[True],
+    **options: Unpack[PackedKeywords],
+) -> LseResult: ...  # fmt: skip
+@overload
+def scaled_dot_product_attention_varlen(
+    query: ArrayLike, key: ArrayLike, value: ArrayLike, cu_seqlens_q: ArrayLike,
+    cu_seqlens_k: ArrayLike, *, return_lse: bool,
+    **options: Unpack[PackedKeywords],
+) -> np.ndarray | LseResult: ...  # fmt: skip
 def scaled_dot_product_attention_varlen(
     query: ArrayLike,
     key: ArrayLike,
@@ -31,7 +52,7 @@ def scaled_dot_product_attention_varlen(
     return_lse: bool = False,
     out: np.ndarray | None = None,
     num_threads: int | None = None,
-) -> np.ndarray | AttentionResult:
+) -> np.ndarray | LseResult:
     """Attend within each of several sequences that lie packed one after the other, unpadded.
 
     Sequence b has the query rows from ``cu_seqlens_q[b]`` to ``cu_seqlens_q[b + 1]`` and the key
@@ -64,7 +85,7 @@ def scaled_dot_product_attention_varlen(
     Returns
     -------
     output : ndarray, shape (total_q, n_heads, d_v), in query's dtype
-        Returned alone, or in an `AttentionResult` (without weights) with `return_lse`.
+        Returned alone, or in an `LseResult` with `return_lse`.
     lse : ndarray, shape (n_heads, total_q), float64 for float64 inputs, else float32
         With `return_lse`.
 
@@ -120,5 +141,4 @@ def scaled_dot_product_attention_varlen(
         threads=config.resolve_threads(num_threads),
     )
     _attend(*call.arguments)
-    output = call.deliver()
-    return output if call.lse is None else AttentionResult(output, None, call.lse)
+    return attention_result(call.deliver(), None, call.lse)
