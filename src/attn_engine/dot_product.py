@@ -12,13 +12,8 @@ from ._core import attend as _attend
 from ._core import softmax as _softmax
 from .keywords import AttentionKeywords
 from .problem import plain_attention as _plain_attention
-from .results import (
-    AttentionResult,
-    LseResult,
-    SelfAttentionResult,
-    WeightsResult,
-    attention_result,
-)
+from .results import AttentionResult, LseResult, SelfAttentionResult, WeightsResult
+from .results import attention_result as _result
 
 
 @overload
@@ -246,7 +241,7 @@ def scaled_dot_product_attention(
         threads=threads,
     )
     _attend(*call.arguments)
-    return attention_result(call.deliver(), call.weights, call.lse)
+    return _result(call.deliver(), call.weights, call.lse)
 
 
 def softmax(
