@@ -82,7 +82,7 @@ class Packed:
         """The gradients by `cotangents`, from the forward's own output and lse."""
         tensors = tensors or self.tensors
         grad_output, grad_lse = self.cotangents()
-        output, _, lse = self.run(tensors, return_lse=True, **options)
+        output, lse = self.run(tensors, return_lse=True, **options)
         return scaled_dot_product_attention_varlen_backward(
             grad_output, *tensors, output, lse, *self.starts,
             enable_gqa=True, grad_lse=grad_lse, needs=needs, **options,
@@ -93,7 +93,7 @@ class Packed:
         query, key, value = self.tensors
         grad_output, grad_lse = self.cotangents()
         tensors = query[rows], key[keys], value[keys]
-        output, _, lse = self.alone(rows, keys, return_lse=True, **options)
+        output, lse = self.alone(rows, keys, return_lse=True, **options)
         return scaled_dot_product_attention_backward(
             grad_output[rows], *tensors, output, lse,
             layout="bshd", enable_gqa=True, grad_lse=grad_lse[:, rows], **options,

@@ -300,7 +300,7 @@ def test_results_stand_for_their_weights():
     apart = analysis.total_variation(*pair)
     np.testing.assert_array_equal(apart, analysis.total_variation(*weights))
     without = attn_engine.scaled_dot_product_attention(*np.ones((3, 2, 5, 4)), return_lse=True)
-    with pytest.raises(ValueError, match="weights: this AttentionResult holds none; call with"):
+    with pytest.raises(ValueError, match="weights: this LseResult holds none; call with"):
         analysis.rollout([pair[0], without])
     with pytest.raises(
         ValueError, match=r"results with weights of shapes \(2, 5, 5\), \(2, 6, 6\)"

@@ -55,7 +55,7 @@ KINDS = {
     "no grad_output": ({"grad_output": None}, "grad_output: got None"),
     "output dtype": ({"output": ones(2, 4, 5, 6, dtype=np.float16)}, "output: dtype float16"),
     "a whole result": ({"output": FORWARD},
-        "output: got a whole AttentionResult", "pass its .output or .weights or .lse"),
+        "output: got a whole LseResult", "pass its .output or .lse"),
     "no lse": ({"lse": None}, "lse: got None", "return_lse=True"),
     "lse dtype": ({"lse": ones(2, 4, 5, dtype=np.float64)}, "lse: dtype float64, expected float32"),
     "grad_weights dtype": ({"grad_weights": ones(2, 4, 5, 23, dtype=np.float64)},

@@ -18,8 +18,8 @@ PYTHON_FILES = sorted(
 
 # A module imports only modules before it.
 LAYERS = [
-    *("_core", "_load", "shapes", "routes", "forms", "repairs", "misfits"),
-    *("shapes_attention", "shapes_classic", "arrays", "options", "weights", "viz"),
+    *("_core", "_load", "keywords", "shapes", "routes", "forms", "repairs", "misfits"),
+    *("shapes_attention", "shapes_classic", "arrays", "options", "weights", "viz", "results"),
     *("analysis", "outputs", "problem", "packed", "config", "projected", "problem_classic"),
     *("problem_additive", "additive", "multiplicative", "monotonic", "dot_product"),
     *("problem_backward", "backward", "varlen", "merge", "projection"),

@@ -85,7 +85,7 @@ def test_three_keys(dtype):
     tolerance = 0.0005 + (0.004 if dtype.itemsize == 2 else 0)
     for query, expected in (([0.9, 0.1, 0.2], [0.464, 0.305, 0.231]), ([0.1, 0.9, 0.3], None)):
         query = np.array([query]).astype(dtype)
-        _, weights, _ = attn_engine.scaled_dot_product_attention(query, keys, keys, **options)
+        _, weights = attn_engine.scaled_dot_product_attention(query, keys, keys, **options)
         if expected:
             np.testing.assert_allclose(weights[0].astype(np.float64), expected, atol=tolerance)
         else:

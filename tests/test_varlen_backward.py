@@ -63,7 +63,7 @@ def test_the_numbers_of_the_reference(packed, options, dropout):
 def test_a_dropped_weight_has_no_gradient():
     """One token in each of two sequences, the weights of both dropped."""
     ones, starts, options = np.ones((2, 1, 1)), [0, 1, 2], {"dropout_p": 0.5, "dropout_seed": 1}
-    output, _, lse = scaled_dot_product_attention_varlen(
+    output, lse = scaled_dot_product_attention_varlen(
         ones, ones, ones, starts, starts, return_lse=True, **options
     )
     gradients = scaled_dot_product_attention_varlen_backward(
@@ -87,7 +87,7 @@ def test_gradients_are_the_slopes_of_the_loss():
     def loss(names, distance):
         moved = {n: x + distance * directions[n] * (n in names) for n, x in inputs.items()}
         tensors = [moved.pop(name) for name in TENSORS]
-        output, _, lse = packed.run(tensors, return_lse=True, **moved, **options)
+        output, lse = packed.run(tensors, return_lse=True, **moved, **options)
         return np.vdot(output, grad_output) + np.vdot(lse, grad_lse)
 
     gradients = packed.run_back(**learned, **options)

@@ -150,7 +150,7 @@ def test_a_result_stands_for_its_weights(picture):
     if picture is heatmap:
         drawn, expected = (ax.images[0].get_array().tolist() for ax in (drawn, expected))
     assert drawn == expected
-    with pytest.raises(ValueError, match="AttentionResult holds none; .*return_weights=True"):
+    with pytest.raises(ValueError, match="LseResult holds none; .*return_weights=True"):
         picture(call(query, query, query, return_lse=True), TOKENS)
 
 

@@ -317,7 +317,7 @@ def test_a_notebook_keeps_the_ordinary_text_where_there_is_nothing_to_draw():
     broken = result.weights.copy()
     broken[0, 0, 0, 0] = np.nan
     assert result._replace(weights=broken)._repr_html_() is None
-    assert result._replace(weights=np.zeros((2, 3, 0, 4)))._repr_html_().startswith("<p>Attention")
+    assert result._replace(weights=np.zeros((2, 3, 0, 4)))._repr_html_().startswith("<p>Weights")
     large = result._replace(weights=np.zeros((1, 12, 512, 512), np.float32))._repr_html_()
     assert "to_html" in large and len(large) < 500
 

@@ -2,13 +2,9 @@
 
 from ._load import version as __version__
 from .additive import additive_attention, concat_attention, project_keys
-from .backward import AttentionGradients, scaled_dot_product_attention_backward
+from .backward import scaled_dot_product_attention_backward
 from .cache import KVCache
 from .classic_backward import (
-    AdditiveGradients,
-    ConcatGradients,
-    DotGradients,
-    GeneralGradients,
     additive_attention_backward,
     concat_attention_backward,
     dot_attention_backward,
@@ -16,21 +12,29 @@ from .classic_backward import (
 )
 from .config import get_isa, get_num_threads, set_isa, set_num_threads, show_config
 from .doctor import Diagnosis, diagnose
-from .dot_product import (
-    AttentionResult,
-    SelfAttentionResult,
-    scaled_dot_product_attention,
-    self_attention,
-    softmax,
-)
-from .merge import MergedAttention, merge_attention
+from .dot_product import scaled_dot_product_attention, self_attention, softmax
+from .merge import merge_attention
 from .monotonic import monotonic_attention
-from .multihead import MultiheadAttention, MultiheadResult, SavedMultiheadResult
-from .multihead_backward import MultiheadGradients
+from .multihead import MultiheadAttention
 from .multiplicative import dot_attention, general_attention
-from .outputs import ContextResult
 from .plans import explain
 from .projected import ProjectedKeys
+from .results import (
+    AdditiveGradients,
+    AttentionGradients,
+    AttentionResult,
+    ConcatGradients,
+    ContextResult,
+    DotGradients,
+    GeneralGradients,
+    LseResult,
+    MergedAttention,
+    MultiheadGradients,
+    MultiheadResult,
+    SavedMultiheadResult,
+    SelfAttentionResult,
+    WeightsResult,
+)
 from .rotary import rotary_embedding
 from .shapes import ShapeError
 from .varlen import (
@@ -48,6 +52,7 @@ __all__ = [
     "DotGradients",
     "GeneralGradients",
     "KVCache",
+    "LseResult",
     "MergedAttention",
     "MultiheadAttention",
     "MultiheadGradients",
@@ -56,6 +61,7 @@ __all__ = [
     "SavedMultiheadResult",
     "SelfAttentionResult",
     "ShapeError",
+    "WeightsResult",
     "__version__",
     "additive_attention",
     "additive_attention_backward",

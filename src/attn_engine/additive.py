@@ -7,9 +7,10 @@ from numpy.typing import ArrayLike
 
 from . import config, problem_additive
 from ._core import additive as _additive
-from .outputs import ContextResult, Problem
+from .outputs import Problem
 from .problem_additive import plain_step as _plain_step
 from .projected import ProjectedKeys
+from .results import ContextResult
 
 
 def additive_attention(

@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
-import numpy as np
 from numpy.typing import ArrayLike
 
 from . import config
 from ._core import backward as _backward
 from .problem_backward import NAMES, attention_backward
-
-
-class AttentionGradients(NamedTuple):
-    """What `scaled_dot_product_attention_backward` returns; None where not asked for."""
-
-    query: np.ndarray | None
-    key: np.ndarray | None
-    value: np.ndarray | None
-    attn_mask: np.ndarray | None
-    sinks: np.ndarray | None
-    alibi_slopes: np.ndarray | None
+from .results import AttentionGradients
 
 
 def scaled_dot_product_attention_backward(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
@@ -12,11 +12,12 @@ from ._core import append as _append
 from ._core import attend as _attend
 from .arrays import CODES, is_walkable
 from .cache_kind import Kind, check_kind
-from .dot_product import AttentionResult
 from .facts import Fact
+from .keywords import CacheKeywords, No, Yes
 from .pages import no_pages
 from .pools import make_pools
 from .problem_cache import plain_attention as _plain_attention
+from .results import AttentionResult, LseResult, WeightsResult, attention_result
 
 _ndarray = np.ndarray  # bound once for the path that every step of a decoder takes
 
@@ -79,10 +80,8 @@ class KVCache:
     makes all of its token's key or value NaN.
 
     Every operation is all or nothing: an error, a signal or no memory leaves the cache as it was.
-    For that a ring has spare pages, for as many tokens as may be appended and attended at a time; an
-    append of more doubles its memory while it lasts.
-
-    A copy (`copy.copy`, `copy.deepcopy`, `pickle`) shares nothing; its bytes are the tokens alone.
+    For that a ring has spare pages, for as many tokens as may be appended and attended at once; an
+    append of more doubles its memory while it lasts. A copy (`copy.copy`, `copy.deepcopy`, `pickle`) shares nothing; its bytes are the tokens alone.
 
     A cache is for one thread at a time: attention may run beside attention, but not beside a
     method that changes the cache. After `reset` it is usable, whatever was done to it.
@@ -139,8 +138,7 @@ class KVCache:
         shape = (kind.pages, kind.n_kv_heads, kind.page_size)
         pools = make_pools(shape, kind.d_qk, kind.d_v, kind.pool_type)
         self._empty = no_pages(kind.batch, kind.columns, kind.pages, kind.page_size, kind.most)
-        # What append compares tokens with.
-        self._token_shapes = [(kind.batch, kind.n_kv_heads, 1, d) for d in (kind.d_qk, kind.d_v)]
+        self._token_shapes = kind.token_shapes  # what append compares tokens with
         self._state = self._empty, pools
 
     def __getstate__(self) -> dict[str, Any]:
@@ -214,10 +212,8 @@ class KVCache:
         key, value = (problem_cache.readable(kind, x) for x in (key, value))
         kept = pages
         if kind.window and pages.longest and -(-int(counts.max()) // pages.size) > kind.spare:
-            # More than a ring has room for beside what this overwrites.
-            pools, kept = pools.copied(pages), self._empty
-        # A ring takes no more at a time than it holds.
-        for start in range(0, key.shape[2], kind.capacity):
+            pools, kept = pools.copied(pages), self._empty  # no room beside what is overwritten
+        for start in range(0, key.shape[2], kind.capacity):  # a ring takes no more at a time
             tokens = slice(start, start + kind.capacity)
             part = np.minimum(np.maximum(counts - start, 0), kind.capacity)
             pages, firsts, copies = pages.extended(part, kept)
@@ -229,6 +225,26 @@ class KVCache:
             )  # fmt: skip
         self._state = pages, pools
 
+    @overload
+    def attend(self, query: ArrayLike, attn_mask: ArrayLike | None = None, *,
+        return_weights: No = False, return_lse: No = False, **options: Unpack[CacheKeywords],
+    ) -> np.ndarray: ...  # fmt: skip
+    @overload
+    def attend(self, query: ArrayLike, attn_mask: ArrayLike | None = None, *,
+        return_weights: Yes, return_lse: No = False, **options: Unpack[CacheKeywords],
+    ) -> WeightsResult: ...  # fmt: skip
+    @overload
+    def attend(self, query: ArrayLike, attn_mask: ArrayLike | None = None, *,
+        return_weights: No = False, return_lse: Yes, **options: Unpack[CacheKeywords],
+    ) -> LseResult: ...  # fmt: skip
+    @overload
+    def attend(self, query: ArrayLike, attn_mask: ArrayLike | None = None, *,
+        return_weights: Yes, return_lse: Yes, **options: Unpack[CacheKeywords],
+    ) -> AttentionResult: ...  # fmt: skip
+    @overload
+    def attend(self, query: ArrayLike, attn_mask: ArrayLike | None = None, *,
+        return_weights: bool = ..., return_lse: bool = ..., **options: Unpack[CacheKeywords],
+    ) -> np.ndarray | WeightsResult | LseResult | AttentionResult: ...  # fmt: skip
     def attend(
         self,
         query: ArrayLike,
@@ -245,7 +261,7 @@ class KVCache:
         return_lse: bool = False,
         out: np.ndarray | None = None,
         num_threads: int | None = None,
-    ) -> np.ndarray | AttentionResult:
+    ) -> np.ndarray | WeightsResult | LseResult | AttentionResult:
         """Attend from the last n_q positions of every entry to its tokens.
 
         Append a token first, then attend from it: query i of an entry with `lengths` tokens stands
@@ -277,8 +293,7 @@ class KVCache:
         Returns
         -------
         output : ndarray, shape (batch, n_heads, n_q, d_v), in the cache's dtype
-            Returned alone, or in an `AttentionResult` (output, weights, lse) if anything else is
-            asked for.
+            Returned alone, or with what else was asked for, as of `scaled_dot_product_attention`.
 
         Raises
         ------
@@ -290,8 +305,7 @@ class KVCache:
         threads = config.resolve_threads(num_threads)
         pages, pools = self._state
         if (
-            attn_mask is None
-            and window is None
+            attn_mask is window is None
             and query_lengths is None
             and alibi_slopes is None
             and sinks is None
@@ -312,15 +326,8 @@ class KVCache:
             threads=threads,
         )  # fmt: skip
         _attend(*call.arguments)
-        output = call.deliver()
-        if call.weights is None and call.lse is None:
-            return output
-        weights = call.weights
-        if weights is not None:
-            if pages.starts.any():
-                weights = problem_cache.moved(weights, -pages.starts, int(pages.lengths().max()))
-            weights = weights.astype(self.dtype, copy=False)
-        return AttentionResult(output, weights, call.lse)
+        weights = problem_cache.over_all_tokens(pages, call.weights, self.dtype)
+        return attention_result(call.deliver(), weights, call.lse)
 
     @property
     def lengths(self) -> np.ndarray:
@@ -385,11 +392,8 @@ class KVCache:
 
     def __repr__(self) -> str:
         """Sizes, types and how full it is."""
-        kind, lengths = self._kind, self.lengths
-        options = [f"{name}={getattr(kind, name)}" for name in ("d_v", "dtype", "storage")]
-        options += [] if kind.window is None else [f"window={kind.window}"]
+        lengths = self.lengths
         return (
-            f"KVCache(batch={kind.batch}, n_kv_heads={kind.n_kv_heads}, d_qk={kind.d_qk}, "
-            f"capacity={kind.capacity}, {', '.join(options)}, page_size={kind.page_size}): "
-            f"{lengths.min()} to {lengths.max()} tokens, {self.nbytes / 1e6:.1f} MB"
+            f"KVCache({self._kind.described()}): {lengths.min()} to {lengths.max()} tokens, "
+            f"{self.nbytes / 1e6:.1f} MB"
         )

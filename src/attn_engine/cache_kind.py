@@ -41,6 +41,15 @@ class Kind(NamedTuple):
         """Those of `check_kind` that make this kind."""
         return {name: getattr(self, name) for name in self._fields[:9]}
 
+    def described(self) -> str:
+        """The same as a caller would write them, in a line."""
+        options = [f"{name}={getattr(self, name)}" for name in ("d_v", "dtype", "storage")]
+        options += [] if self.window is None else [f"window={self.window}"]
+        return (
+            f"batch={self.batch}, n_kv_heads={self.n_kv_heads}, d_qk={self.d_qk}, "
+            f"capacity={self.capacity}, {', '.join(options)}, page_size={self.page_size}"
+        )
+
     @property
     def pool_type(self) -> np.dtype:
         """What the pools are made of."""
@@ -67,6 +76,11 @@ class Kind(NamedTuple):
         if self.window is None:
             return 0
         return -(-(self.capacity - self.window + 1) // self.page_size)
+
+    @property
+    def token_shapes(self) -> list[tuple[int, int, int, int]]:
+        """Those of one token of every entry, of its key and of its value."""
+        return [(self.batch, self.n_kv_heads, 1, d) for d in (self.d_qk, self.d_v)]
 
     @property
     def pages(self) -> int:

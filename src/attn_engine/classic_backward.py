@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -20,47 +20,7 @@ from .problem_classic_backward import (
     concat_backward,
     multiplicative_backward,
 )
-
-
-class AdditiveGradients(NamedTuple):
-    """What `additive_attention_backward` returns; None where not asked for or not given."""
-
-    query: np.ndarray | None
-    keys: np.ndarray | None
-    W_a: np.ndarray | None
-    U_a: np.ndarray | None
-    v_a: np.ndarray | None
-    values: np.ndarray | None
-    bias: np.ndarray | None
-    v_scale: np.ndarray | None
-    location: np.ndarray | None
-
-
-class ConcatGradients(NamedTuple):
-    """What `concat_attention_backward` returns; None where not asked for or not given."""
-
-    query: np.ndarray | None
-    keys: np.ndarray | None
-    W_c: np.ndarray | None
-    v: np.ndarray | None
-    values: np.ndarray | None
-
-
-class GeneralGradients(NamedTuple):
-    """What `general_attention_backward` returns; None where not asked for or not given."""
-
-    query: np.ndarray | None
-    keys: np.ndarray | None
-    W: np.ndarray | None
-    values: np.ndarray | None
-
-
-class DotGradients(NamedTuple):
-    """What `dot_attention_backward` returns; None where not asked for or not given."""
-
-    query: np.ndarray | None
-    keys: np.ndarray | None
-    values: np.ndarray | None
+from .results import AdditiveGradients, ConcatGradients, DotGradients, GeneralGradients
 
 
 def additive_attention_backward(

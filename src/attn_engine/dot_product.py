@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, Unpack, overload
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -10,27 +10,47 @@ from numpy.typing import ArrayLike
 from . import config, problem
 from ._core import attend as _attend
 from ._core import softmax as _softmax
-from .outputs import weights_html
+from .keywords import AttentionKeywords
 from .problem import plain_attention as _plain_attention
+from .results import AttentionResult, LseResult, SelfAttentionResult, WeightsResult
+from .results import attention_result as _result
 
 
-class AttentionResult(NamedTuple):
-    """What a call returns when more than the output is asked for; None where not asked."""
-
-    output: np.ndarray
-    weights: np.ndarray | None
-    lse: np.ndarray | None
-    _repr_html_ = weights_html
-
-
-class SelfAttentionResult(NamedTuple):
-    """What `self_attention` returns."""
-
-    output: np.ndarray
-    weights: np.ndarray
-    _repr_html_ = weights_html
-
-
+@overload
+def scaled_dot_product_attention(
+    query: ArrayLike, key: ArrayLike, value: ArrayLike, attn_mask: ArrayLike | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
+    enable_gqa: bool = False, *, return_weights: Literal[False] = False,
+    return_lse: Literal[False] = False, **options: Unpack[AttentionKeywords],
+) -> np.ndarray: ...  # fmt: skip
+@overload
+def scaled_dot_product_attention(
+    query: ArrayLike, key: ArrayLike, value: ArrayLike, attn_mask: ArrayLike | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
+    enable_gqa: bool = False, *, return_weights: Literal[True],
+    return_lse: Literal[False] = False, **options: Unpack[AttentionKeywords],
+) -> WeightsResult: ...  # fmt: skip
+@overload
+def scaled_dot_product_attention(
+    query: ArrayLike, key: ArrayLike, value: ArrayLike, attn_mask: ArrayLike | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
+    enable_gqa: bool = False, *, return_weights: Literal[False] = False,
+    return_lse: Literal[True], **options: Unpack[AttentionKeywords],
+) -> LseResult: ...  # fmt: skip
+@overload
+def scaled_dot_product_attention(
+    query: ArrayLike, key: ArrayLike, value: ArrayLike, attn_mask: ArrayLike | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
+    enable_gqa: bool = False, *, return_weights: Literal[True],
+    return_lse: Literal[True], **options: Unpack[AttentionKeywords],
+) -> AttentionResult: ...  # fmt: skip
+@overload
+def scaled_dot_product_attention(
+    query: ArrayLike, key: ArrayLike, value: ArrayLike, attn_mask: ArrayLike | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
+    enable_gqa: bool = False, *, return_weights: bool = ...,
+    return_lse: bool = ..., **options: Unpack[AttentionKeywords],
+) -> np.ndarray | WeightsResult | LseResult | AttentionResult: ...  # fmt: skip
 def scaled_dot_product_attention(
     query: ArrayLike,
     key: ArrayLike,
@@ -55,7 +75,7 @@ def scaled_dot_product_attention(
     return_lse: bool = False,
     out: np.ndarray | None = None,
     num_threads: int | None = None,
-) -> np.ndarray | AttentionResult:
+) -> np.ndarray | WeightsResult | LseResult | AttentionResult:
     r"""Attend from every query to the keys it may see.
 
     .. math:: \mathrm{output} = \mathrm{softmax}(\mathrm{scale} \cdot q k^T + \mathrm{mask})\, v
@@ -126,7 +146,8 @@ def scaled_dot_product_attention(
     Returns
     -------
     output : ndarray, shape (..., n_heads, n_q, d_v), in query's dtype
-        Returned alone, or in an `AttentionResult` if anything else is asked for.
+        Returned alone, or first in a named tuple of what was asked for: `WeightsResult`,
+        `LseResult` or `AttentionResult`. An attribute that was not asked for is None.
     weights : ndarray, shape (..., n_heads, n_q, n_kv), in query's dtype
         With `return_weights`; each row sums to 1, with `sinks` to less.
     lse : ndarray, shape (..., n_heads, n_q), float64 for float64 inputs, else float32
@@ -220,10 +241,7 @@ def scaled_dot_product_attention(
         threads=threads,
     )
     _attend(*call.arguments)
-    output = call.deliver()
-    if call.weights is None and call.lse is None:
-        return output
-    return AttentionResult(output, call.weights, call.lse)
+    return _result(call.deliver(), call.weights, call.lse)
 
 
 def softmax(

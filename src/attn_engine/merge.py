@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -11,14 +11,8 @@ from numpy.typing import ArrayLike
 from .arrays import as_floats, check_same_dtype, compute_type, native
 from .misfits import wrong_shape
 from .options import check_layout
+from .results import MergedAttention
 from .shapes import ShapeError, batch_words, in_words, pieces
-
-
-class MergedAttention(NamedTuple):
-    """What `merge_attention` returns: what one call over all keys would."""
-
-    output: np.ndarray
-    lse: np.ndarray
 
 
 def merge_attention(

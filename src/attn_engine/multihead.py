@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -11,29 +11,12 @@ from numpy.typing import ArrayLike
 from . import config
 from .arrays import as_array, compute_type
 from .dot_product import scaled_dot_product_attention
-from .multihead_backward import NAMES, MultiheadGradients, Saved, multihead_backward
+from .multihead_backward import NAMES, Saved, multihead_backward
 from .options import check_flag
-from .outputs import weights_html
 from .parameters import MultiheadParameters
 from .problem_multihead import Inputs, check_inputs, engine_masks
 from .projection import heads_first, project, project_inputs, with_rows
-
-
-class MultiheadResult(NamedTuple):
-    """What a call of `MultiheadAttention` returns; weights are None where not asked for."""
-
-    output: np.ndarray
-    weights: np.ndarray | None
-    _repr_html_ = weights_html
-
-
-class SavedMultiheadResult(NamedTuple):
-    """What `MultiheadAttention.forward_and_save` returns."""
-
-    output: np.ndarray
-    weights: np.ndarray | None
-    saved: Saved
-    _repr_html_ = weights_html
+from .results import MultiheadGradients, MultiheadResult, SavedMultiheadResult
 
 
 class MultiheadAttention(MultiheadParameters):
@@ -110,6 +93,27 @@ class MultiheadAttention(MultiheadParameters):
     ((2, 5, 128), (2, 5, 10))
     """
 
+    @overload
+    def forward(
+        self, query: ArrayLike, key: ArrayLike, value: ArrayLike,
+        key_padding_mask: ArrayLike | None = None, need_weights: Literal[True] = True,
+        attn_mask: ArrayLike | None = None, average_attn_weights: bool = True,
+        is_causal: bool = False, *, num_threads: int | None = None,
+    ) -> MultiheadResult[np.ndarray]: ...  # fmt: skip
+    @overload
+    def forward(
+        self, query: ArrayLike, key: ArrayLike, value: ArrayLike,
+        key_padding_mask: ArrayLike | None = None, need_weights: Literal[False] = ...,
+        attn_mask: ArrayLike | None = None, average_attn_weights: bool = True,
+        is_causal: bool = False, *, num_threads: int | None = None,
+    ) -> MultiheadResult[None]: ...  # fmt: skip
+    @overload
+    def forward(
+        self, query: ArrayLike, key: ArrayLike, value: ArrayLike,
+        key_padding_mask: ArrayLike | None = None, need_weights: bool = ...,
+        attn_mask: ArrayLike | None = None, average_attn_weights: bool = True,
+        is_causal: bool = False, *, num_threads: int | None = None,
+    ) -> MultiheadResult[np.ndarray | None]: ...  # fmt: skip
     def forward(
         self,
         query: ArrayLike,
@@ -122,7 +126,7 @@ class MultiheadAttention(MultiheadParameters):
         is_causal: bool = False,
         *,
         num_threads: int | None = None,
-    ) -> MultiheadResult:
+    ) -> MultiheadResult[Any]:
         """Project, attend head by head, join and project; in bool masks True = ignore.
 
         Parameters
@@ -168,10 +172,35 @@ class MultiheadAttention(MultiheadParameters):
         result = self._run(tensors, masks, need_weights, average_attn_weights, num_threads, False)
         return MultiheadResult(result.output, result.weights)
 
-    def __call__(self, *arguments: Any, **options: Any) -> MultiheadResult:
-        """`forward`, or that of a subclass."""
-        return self.forward(*arguments, **options)
+    if TYPE_CHECKING:
+        __call__ = forward
+    else:
 
+        def __call__(self, *arguments: Any, **options: Any) -> MultiheadResult:
+            """`forward`, or that of a subclass."""
+            return self.forward(*arguments, **options)
+
+    @overload
+    def forward_and_save(
+        self, query: ArrayLike, key: ArrayLike, value: ArrayLike,
+        key_padding_mask: ArrayLike | None = None, need_weights: Literal[True] = True,
+        attn_mask: ArrayLike | None = None, average_attn_weights: bool = True,
+        is_causal: bool = False, *, num_threads: int | None = None,
+    ) -> SavedMultiheadResult[np.ndarray]: ...  # fmt: skip
+    @overload
+    def forward_and_save(
+        self, query: ArrayLike, key: ArrayLike, value: ArrayLike,
+        key_padding_mask: ArrayLike | None = None, need_weights: Literal[False] = ...,
+        attn_mask: ArrayLike | None = None, average_attn_weights: bool = True,
+        is_causal: bool = False, *, num_threads: int | None = None,
+    ) -> SavedMultiheadResult[None]: ...  # fmt: skip
+    @overload
+    def forward_and_save(
+        self, query: ArrayLike, key: ArrayLike, value: ArrayLike,
+        key_padding_mask: ArrayLike | None = None, need_weights: bool = ...,
+        attn_mask: ArrayLike | None = None, average_attn_weights: bool = True,
+        is_causal: bool = False, *, num_threads: int | None = None,
+    ) -> SavedMultiheadResult[np.ndarray | None]: ...  # fmt: skip
     def forward_and_save(
         self,
         query: ArrayLike,
@@ -184,7 +213,7 @@ class MultiheadAttention(MultiheadParameters):
         is_causal: bool = False,
         *,
         num_threads: int | None = None,
-    ) -> SavedMultiheadResult:
+    ) -> SavedMultiheadResult[Any]:
         """`forward`, and what `backward` needs of it.
 
         Parameters
@@ -295,7 +324,7 @@ class MultiheadAttention(MultiheadParameters):
         average: Any,
         num_threads: Any,
         save: bool,
-    ) -> SavedMultiheadResult:
+    ) -> SavedMultiheadResult[Any]:
         """What `forward` says; `saved` is None unless asked for."""
         need_weights = check_flag("need_weights", need_weights)
         average = check_flag("average_attn_weights", average)

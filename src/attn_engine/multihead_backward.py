@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .arrays import native
-from .backward import AttentionGradients, scaled_dot_product_attention_backward
+from .backward import scaled_dot_product_attention_backward
 from .parameters import MultiheadParameters
 from .problem_backward import check_needs, like_forward
 from .problem_multihead import Inputs
@@ -17,19 +17,9 @@ from .projection import (
     heads_joined,
     rows_of,
 )
+from .results import AttentionGradients, MultiheadGradients
 
 NAMES = ("query", "key", "value", "key_padding_mask", "attn_mask", "parameters")
-
-
-class MultiheadGradients(NamedTuple):
-    """What `MultiheadAttention.backward` returns; None where not asked for or not given."""
-
-    query: np.ndarray | None
-    key: np.ndarray | None
-    value: np.ndarray | None
-    key_padding_mask: np.ndarray | None
-    attn_mask: np.ndarray | None
-    parameters: dict[str, np.ndarray] | None
 
 
 class Saved(NamedTuple):

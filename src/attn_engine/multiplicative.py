@@ -8,7 +8,8 @@ from numpy.typing import ArrayLike
 from . import problem_classic
 from ._core import attend as _attend
 from .config import resolve_threads
-from .outputs import ContextResult, Problem
+from .outputs import Problem
+from .results import ContextResult
 
 
 def dot_attention(

@@ -26,23 +26,6 @@ class Problem(NamedTuple):
         return self.spill
 
 
-def weights_html(result: Any) -> str | None:
-    """How a notebook shows a result that holds weights; None leaves it to the ordinary repr."""
-    if result.weights is None:
-        return None
-    from .viz.page import notebook_html
-
-    return notebook_html(result)
-
-
-class ContextResult(NamedTuple):
-    """What the attentions of recurrent networks return."""
-
-    context: np.ndarray
-    weights: np.ndarray
-    _repr_html_ = weights_html
-
-
 def check_out(
     out: Any, shape: Shape, dtype: np.dtype, inputs: dict[str, np.ndarray | None], axes: str
 ) -> None:

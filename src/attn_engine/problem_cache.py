@@ -304,3 +304,12 @@ def moved(array: np.ndarray, steps: np.ndarray, n: int) -> np.ndarray:
         first, last = max(step, 0), min(step + n, array.shape[-1])
         result[b, ..., first - step : last - step] = array[b % len(array), ..., first:last]
     return result
+
+
+def over_all_tokens(pages: Pages, weights: np.ndarray | None, dtype: np.dtype) -> np.ndarray | None:
+    """Weights over what is held as those over all tokens, in the cache's dtype."""
+    if weights is None:
+        return None
+    if pages.starts.any():
+        weights = moved(weights, -pages.starts, int(pages.lengths().max()))
+    return weights.astype(dtype, copy=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Literal, Unpack, overload
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -10,12 +11,30 @@ from numpy.typing import ArrayLike
 from . import config
 from ._core import attend as _attend
 from ._core import backward as _backward
-from .backward import AttentionGradients
-from .dot_product import AttentionResult
+from .keywords import PackedKeywords
 from .packed import packed_attention
 from .problem_backward import NAMES, packed_backward
+from .results import AttentionGradients, LseResult, attention_result
 
 
+@overload
+def scaled_dot_product_attention_varlen(
+    query: ArrayLike, key: ArrayLike, value: ArrayLike, cu_seqlens_q: ArrayLike,
+    cu_seqlens_k: ArrayLike, *, return_lse: Literal[False] = False,
+    **options: Unpack[PackedKeywords],
+) -> np.ndarray: ...  # fmt: skip
+@overload
+def scaled_dot_product_attention_varlen(
+    query: ArrayLike, key: ArrayLike, value: ArrayLike, cu_seqlens_q: ArrayLike,
+    cu_seqlens_k: ArrayLike, *, return_lse: Literal[True],
+    **options: Unpack[PackedKeywords],
+) -> LseResult: ...  # fmt: skip
+@overload
+def scaled_dot_product_attention_varlen(
+    query: ArrayLike, key: ArrayLike, value: ArrayLike, cu_seqlens_q: ArrayLike,
+    cu_seqlens_k: ArrayLike, *, return_lse: bool,
+    **options: Unpack[PackedKeywords],
+) -> np.ndarray | LseResult: ...  # fmt: skip
 def scaled_dot_product_attention_varlen(
     query: ArrayLike,
     key: ArrayLike,
@@ -36,7 +55,7 @@ def scaled_dot_product_attention_varlen(
     return_lse: bool = False,
     out: np.ndarray | None = None,
     num_threads: int | None = None,
-) -> np.ndarray | AttentionResult:
+) -> np.ndarray | LseResult:
     """Attend within each of several sequences that lie packed one after the other, unpadded.
 
     Sequence b has the query rows from ``cu_seqlens_q[b]`` to ``cu_seqlens_q[b + 1]`` and the key
@@ -69,7 +88,7 @@ def scaled_dot_product_attention_varlen(
     Returns
     -------
     output : ndarray, shape (total_q, n_heads, d_v), in query's dtype
-        Returned alone, or in an `AttentionResult` (without weights) with `return_lse`.
+        Returned alone, or in an `LseResult` with `return_lse`.
     lse : ndarray, shape (n_heads, total_q), float64 for float64 inputs, else float32
         With `return_lse`.
 
@@ -123,8 +142,7 @@ def scaled_dot_product_attention_varlen(
         threads=config.resolve_threads(num_threads),
     )
     _attend(*call.arguments)
-    output = call.deliver()
-    return output if call.lse is None else AttentionResult(output, None, call.lse)
+    return attention_result(call.deliver(), None, call.lse)
 
 
 def scaled_dot_product_attention_varlen_backward(
@@ -213,7 +231,7 @@ def scaled_dot_product_attention_varlen_backward(
     >>> query = np.zeros((3, 1, 2))
     >>> value = np.array([1.0, 3.0, 5.0]).reshape(3, 1, 1)
     >>> starts = [0, 2, 3]  # two sequences, of two rows and of one
-    >>> output, _, lse = scaled_dot_product_attention_varlen(
+    >>> output, lse = scaled_dot_product_attention_varlen(
     ...     query, query, value, starts, starts, return_lse=True
     ... )
     >>> gradients = scaled_dot_product_attention_varlen_backward(

@@ -105,7 +105,7 @@ OPERATIONS = {
     "sdpa": Operation(
         scaled_dot_product_attention,
         by_out(scaled_dot_product_attention, "output", checks.sdpa_weights),
-        "output, weights, _ = {name}({arguments}, return_weights=True)" + _SUMS,
+        "output, weights = {name}({arguments}, return_weights=True)" + _SUMS,
         _SQUARE,
     ),
     "varlen": Operation(
@@ -194,7 +194,7 @@ OPERATIONS = {
         + "tokens = (cache.batch, cache.n_kv_heads, {n_kv})\n"
         + "cache.append(np.zeros((*tokens, cache.d_qk), np.float32), "
         + "np.zeros((*tokens, cache.d_v), np.float32))\n"
-        + "output, weights, _ = cache.attend({tensors}, is_causal=False, return_weights=True)"
+        + "output, weights = cache.attend({tensors}, is_causal=False, return_weights=True)"
         + _SUMS,
         "append the token first, then attend from it; a cache made for this diagnosis is full",
     ),
@@ -213,14 +213,14 @@ OPERATIONS = {
     "sdpa_backward": Operation(
         scaled_dot_product_attention_backward,
         checks.sdpa_backward,
-        "output, _, lse = scaled_dot_product_attention({inputs}, return_lse=True)\n"
+        "output, lse = scaled_dot_product_attention({inputs}, return_lse=True)\n"
         "gradients = {name}({arguments}, output=output, lse=lse)",
         "output and lse are those of the same query, key, scale and masks",
     ),
     "varlen_backward": Operation(
         scaled_dot_product_attention_varlen_backward,
         checks.varlen_backward,
-        "output, _, lse = scaled_dot_product_attention_varlen({inputs}, return_lse=True)\n"
+        "output, lse = scaled_dot_product_attention_varlen({inputs}, return_lse=True)\n"
         "gradients = {name}({arguments}, output=output, lse=lse)",
         "output and lse are those of the same query, key, scale and starts",
     ),

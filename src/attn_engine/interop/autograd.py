@@ -5,13 +5,13 @@ where autograd traces: gradients flow from everything they return to every array
 derivatives raise.
 """
 
-from typing import Any
+from typing import Any, Literal, Unpack, overload
 
 import numpy as np
 from autograd.extend import Box, defvjp_argnums, primitive
 
-from ..dot_product import AttentionResult
-from ..outputs import ContextResult
+from ..keywords import TensorKeywords
+from ..results import AttentionResult, ContextResult, LseResult, WeightsResult, attention_result
 from . import differentiable
 from .differentiable import Differentiable
 
@@ -60,6 +60,46 @@ _general = _primitive(differentiable.GENERAL_ATTENTION)
 _dot = _primitive(differentiable.DOT_ATTENTION)
 
 
+@overload
+def scaled_dot_product_attention(
+    query: Any, key: Any, value: Any, attn_mask: Any = None,
+    dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
+    enable_gqa: bool = False, *, sinks: Any = None, alibi_slopes: Any = None,
+    return_weights: Literal[False] = False, return_lse: Literal[False] = False,
+    **options: Unpack[TensorKeywords],
+) -> np.ndarray: ...  # fmt: skip
+@overload
+def scaled_dot_product_attention(
+    query: Any, key: Any, value: Any, attn_mask: Any = None,
+    dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
+    enable_gqa: bool = False, *, sinks: Any = None, alibi_slopes: Any = None,
+    return_weights: Literal[True], return_lse: Literal[False] = False,
+    **options: Unpack[TensorKeywords],
+) -> WeightsResult: ...  # fmt: skip
+@overload
+def scaled_dot_product_attention(
+    query: Any, key: Any, value: Any, attn_mask: Any = None,
+    dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
+    enable_gqa: bool = False, *, sinks: Any = None, alibi_slopes: Any = None,
+    return_weights: Literal[False] = False, return_lse: Literal[True],
+    **options: Unpack[TensorKeywords],
+) -> LseResult: ...  # fmt: skip
+@overload
+def scaled_dot_product_attention(
+    query: Any, key: Any, value: Any, attn_mask: Any = None,
+    dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
+    enable_gqa: bool = False, *, sinks: Any = None, alibi_slopes: Any = None,
+    return_weights: Literal[True], return_lse: Literal[True],
+    **options: Unpack[TensorKeywords],
+) -> AttentionResult: ...  # fmt: skip
+@overload
+def scaled_dot_product_attention(
+    query: Any, key: Any, value: Any, attn_mask: Any = None,
+    dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
+    enable_gqa: bool = False, *, sinks: Any = None, alibi_slopes: Any = None,
+    return_weights: bool = ..., return_lse: bool = ...,
+    **options: Unpack[TensorKeywords],
+) -> Any: ...  # fmt: skip
 def scaled_dot_product_attention(
     query: Any,
     key: Any,
@@ -87,7 +127,7 @@ def scaled_dot_product_attention(
 
     Returns
     -------
-    ndarray, or AttentionResult(output, weights, lse)
+    ndarray, or a named tuple of it and what was asked for
         Traced, where an input is.
 
     Raises
@@ -100,9 +140,7 @@ def scaled_dot_product_attention(
         dropout_p=dropout_p, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa,
         return_weights=return_weights, **options,
     )  # fmt: skip
-    if not return_weights and not return_lse:
-        return output
-    return AttentionResult(output, weights[0] if weights else None, lse if return_lse else None)
+    return attention_result(output, weights[0] if weights else None, lse if return_lse else None)
 
 
 def scaled_dot_product_attention_varlen(

@@ -94,7 +94,7 @@ def _packed_forward(
     query: Any, key: Any, value: Any, sinks: Any, alibi_slopes: Any, **options: Any
 ) -> tuple:
     """Output and lse of packed sequences; their starts are among the options."""
-    output, _, lse = varlen.scaled_dot_product_attention_varlen(
+    output, lse = varlen.scaled_dot_product_attention_varlen(
         query, key, value, sinks=sinks, alibi_slopes=alibi_slopes, return_lse=True, **options
     )
     return output, lse

@@ -262,7 +262,7 @@ def _fused(
     work = np.result_type(dtype, value.dtype, softmax_type or dtype)
     tensors = [x.astype(work, copy=False) for x in (query, key, value)]
     if mode == _AFTER_SOFTMAX:
-        Y, weights, _ = scaled_dot_product_attention(*tensors, mask, return_weights=True, **options)
+        Y, weights = scaled_dot_product_attention(*tensors, mask, return_weights=True, **options)
         return Y.astype(dtype, copy=False), weights.astype(dtype, copy=False)
     Y = scaled_dot_product_attention(*tensors, mask, **options).astype(dtype, copy=False)
     return Y, None if mode is None else _scores(call)[0][mode]

@@ -9,14 +9,14 @@ among the arguments is read again by the backward pass and must not be changed b
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, Unpack, overload
 
 import numpy as np
 import torch
 
 from ..arrays import is_bfloat16
-from ..dot_product import AttentionResult
-from ..outputs import ContextResult
+from ..keywords import TensorKeywords
+from ..results import AttentionResult, ContextResult, LseResult, WeightsResult, attention_result
 from . import differentiable
 from .differentiable import Differentiable
 
@@ -107,6 +107,46 @@ def _is_traced(x: Any) -> bool:
     return isinstance(x, torch.Tensor) and x.requires_grad and torch.is_grad_enabled()
 
 
+@overload
+def scaled_dot_product_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
+    enable_gqa: bool = False, *, sinks: torch.Tensor | None = None, alibi_slopes: torch.Tensor | None = None,
+    return_weights: Literal[False] = False, return_lse: Literal[False] = False,
+    **options: Unpack[TensorKeywords],
+) -> torch.Tensor: ...  # fmt: skip
+@overload
+def scaled_dot_product_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
+    enable_gqa: bool = False, *, sinks: torch.Tensor | None = None, alibi_slopes: torch.Tensor | None = None,
+    return_weights: Literal[True], return_lse: Literal[False] = False,
+    **options: Unpack[TensorKeywords],
+) -> WeightsResult[torch.Tensor]: ...  # fmt: skip
+@overload
+def scaled_dot_product_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
+    enable_gqa: bool = False, *, sinks: torch.Tensor | None = None, alibi_slopes: torch.Tensor | None = None,
+    return_weights: Literal[False] = False, return_lse: Literal[True],
+    **options: Unpack[TensorKeywords],
+) -> LseResult[torch.Tensor]: ...  # fmt: skip
+@overload
+def scaled_dot_product_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
+    enable_gqa: bool = False, *, sinks: torch.Tensor | None = None, alibi_slopes: torch.Tensor | None = None,
+    return_weights: Literal[True], return_lse: Literal[True],
+    **options: Unpack[TensorKeywords],
+) -> AttentionResult[torch.Tensor]: ...  # fmt: skip
+@overload
+def scaled_dot_product_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
+    enable_gqa: bool = False, *, sinks: torch.Tensor | None = None, alibi_slopes: torch.Tensor | None = None,
+    return_weights: bool = ..., return_lse: bool = ...,
+    **options: Unpack[TensorKeywords],
+) -> Any: ...  # fmt: skip
 def scaled_dot_product_attention(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -134,7 +174,7 @@ def scaled_dot_product_attention(
 
     Returns
     -------
-    Tensor, or AttentionResult(output, weights, lse)
+    Tensor, or a named tuple of it and what was asked for
 
     Raises
     ------
@@ -155,9 +195,7 @@ def scaled_dot_product_attention(
     options |= {"enable_gqa": enable_gqa, "return_weights": return_weights}
     arrays = query, key, value, attn_mask, sinks, alibi_slopes
     output, *weights, lse = _apply(differentiable.ATTENTION, options, arrays)
-    if not return_weights and not return_lse:
-        return output
-    return AttentionResult(output, weights[0] if weights else None, lse if return_lse else None)
+    return attention_result(output, weights[0] if weights else None, lse if return_lse else None)
 
 
 def scaled_dot_product_attention_varlen(
@@ -208,7 +246,7 @@ def additive_attention(
     v_scale: float | None = None,
     location: torch.Tensor | None = None,
     **options: Any,
-) -> ContextResult:
+) -> ContextResult[torch.Tensor]:
     """`attn_engine.additive_attention` of tensors, which may require gradients.
 
     Parameters
@@ -239,7 +277,7 @@ def concat_attention(
     v: torch.Tensor,
     values: torch.Tensor | None = None,
     **options: Any,
-) -> ContextResult:
+) -> ContextResult[torch.Tensor]:
     """`attn_engine.concat_attention` of tensors; see `additive_attention`."""
     return _classic(differentiable.CONCAT_ATTENTION, options, (query, keys, W_c, v, values))
 
@@ -250,18 +288,20 @@ def general_attention(
     W: torch.Tensor,
     values: torch.Tensor | None = None,
     **options: Any,
-) -> ContextResult:
+) -> ContextResult[torch.Tensor]:
     """`attn_engine.general_attention` of tensors; see `additive_attention`."""
     return _classic(differentiable.GENERAL_ATTENTION, options, (query, keys, W, values))
 
 
 def dot_attention(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor | None = None, **options: Any
-) -> ContextResult:
+) -> ContextResult[torch.Tensor]:
     """`attn_engine.dot_attention` of tensors; see `additive_attention`."""
     return _classic(differentiable.DOT_ATTENTION, options, (query, keys, values))
 
 
-def _classic(function: Differentiable, options: dict[str, Any], arrays: tuple) -> ContextResult:
+def _classic(
+    function: Differentiable, options: dict[str, Any], arrays: tuple
+) -> ContextResult[torch.Tensor]:
     """An attention of recurrent networks."""
     return ContextResult(*_apply(function, options, arrays))
