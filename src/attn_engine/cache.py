@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike, DTypeLike
 from . import config, problem_cache
 from ._core import append as _append
 from ._core import attend as _attend
-from .arrays import CODES, is_walkable
+from .arrays import CODES, is_walkable, rounded_to
 from .cache_kind import check_kind
 from .dot_product import AttentionResult
 from .facts import Fact
@@ -299,7 +299,7 @@ class KVCache:
         starts = self._pages.starts
         if starts.any():
             weights = problem_cache.moved(weights, -starts, int(self._pages.lengths().max()))
-        return weights.astype(self.dtype, copy=False)
+        return rounded_to(weights, self.dtype)
 
     @property
     def lengths(self) -> np.ndarray:
