@@ -72,10 +72,11 @@ def call(operation, arguments):
         cache = KVCache(**makes)
         if operation == "append":
             cache.append(**rest)
-            rest = {"query": np.ones((2, 3, 1, 4), np.float32)}
+            rest = {"query": np.ones((2, 3, 1, 4), cache.dtype)}
         else:
             rng, tokens = np.random.default_rng(1), (cache.batch, cache.n_kv_heads, cache.capacity)
-            cache.append(*(rng.random((*tokens, d), np.float32) for d in (cache.d_qk, cache.d_v)))
+            sizes = cache.d_qk, cache.d_v
+            cache.append(*(rng.random((*tokens, d)).astype(cache.dtype) for d in sizes))
         return cache.attend(**rest)
     return function(**arguments)
 

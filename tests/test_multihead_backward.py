@@ -216,17 +216,24 @@ def test_every_subset_of_needs():
             np.testing.assert_array_equal(some.parameters[name], full.parameters[name])
 
 
-def test_strides_and_byte_order_change_no_bit():
+def test_strides_and_byte_order_change_nothing_beyond_the_bound():
+    """The products are NumPy's, which may sum in another order along other strides."""
     training = everything()
-    expected = training.run()
+
+    def assert_close(grad, plain):
+        same = dataclasses.replace(training, grad_output=plain)
+        expected, bound = flattened(same.run()), bounds(same)
+        actual = flattened(dataclasses.replace(training, grad_output=grad).run())
+        assert actual.keys() == expected.keys()
+        for name, x in actual.items():
+            both = 2 * bound[name] * np.finfo(np.float64).eps / np.finfo(np.float32).eps
+            assert x.dtype == np.float64 and (np.abs(x - expected[name]) <= both).all(), name
+
     grad = np.repeat(training.grad_output, 2, -1)[..., ::2]
-    assert_same(dataclasses.replace(training, grad_output=grad).run(), expected)
-    assert_same(dataclasses.replace(training, grad_output=grad.astype(">f8")).run(), expected)
-    ones = np.broadcast_to(np.ones(()), training.grad_output.shape)
-    assert_same(
-        dataclasses.replace(training, grad_output=ones).run(),
-        dataclasses.replace(training, grad_output=ones.copy()).run(),
-    )
+    assert_close(grad, training.grad_output)
+    assert_close(grad.astype(">f8"), training.grad_output)
+    ones = np.broadcast_to(np.ones(()), grad.shape)
+    assert_close(ones, ones.copy())
 
 
 @pytest.mark.parametrize("average", [True, False])

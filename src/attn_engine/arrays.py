@@ -178,6 +178,12 @@ def compute_type(dtype: np.dtype) -> np.dtype:
     return F64 if native(dtype) == F64 else F32
 
 
+def rounded_to(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """`array` in a dtype, without a word where that makes of numbers infinities, zeros or NaN."""
+    with np.errstate(all="ignore"):
+        return array.astype(dtype, copy=False)
+
+
 def is_walkable(array: np.ndarray) -> bool:
     """Whether the kernels can walk `array` as it lies: native, aligned, rows contiguous."""
     return array.strides[-1] == array.itemsize and array.flags.aligned and array.dtype.isnative

@@ -225,26 +225,28 @@ class KVCache:
             )  # fmt: skip
         self._state = pages, pools
 
+    # fmt: off
     @overload
     def attend(self, query: ArrayLike, attn_mask: ArrayLike | None = None, *,
-        return_weights: No = False, return_lse: No = False, **options: Unpack[CacheKeywords],
-    ) -> np.ndarray: ...  # fmt: skip
+               return_weights: No = False, return_lse: No = False, **options: Unpack[CacheKeywords],
+               ) -> np.ndarray: ...
     @overload
     def attend(self, query: ArrayLike, attn_mask: ArrayLike | None = None, *,
-        return_weights: Yes, return_lse: No = False, **options: Unpack[CacheKeywords],
-    ) -> WeightsResult: ...  # fmt: skip
+               return_weights: Yes, return_lse: No = False, **options: Unpack[CacheKeywords],
+               ) -> WeightsResult: ...
     @overload
     def attend(self, query: ArrayLike, attn_mask: ArrayLike | None = None, *,
-        return_weights: No = False, return_lse: Yes, **options: Unpack[CacheKeywords],
-    ) -> LseResult: ...  # fmt: skip
+               return_weights: No = False, return_lse: Yes, **options: Unpack[CacheKeywords],
+               ) -> LseResult: ...
     @overload
     def attend(self, query: ArrayLike, attn_mask: ArrayLike | None = None, *,
-        return_weights: Yes, return_lse: Yes, **options: Unpack[CacheKeywords],
-    ) -> AttentionResult: ...  # fmt: skip
+               return_weights: Yes, return_lse: Yes, **options: Unpack[CacheKeywords],
+               ) -> AttentionResult: ...
     @overload
     def attend(self, query: ArrayLike, attn_mask: ArrayLike | None = None, *,
-        return_weights: bool = ..., return_lse: bool = ..., **options: Unpack[CacheKeywords],
-    ) -> np.ndarray | WeightsResult | LseResult | AttentionResult: ...  # fmt: skip
+               return_weights: bool = ..., return_lse: bool = ..., **options: Unpack[CacheKeywords],
+               ) -> np.ndarray | WeightsResult | LseResult | AttentionResult: ...
+    # fmt: on
     def attend(
         self,
         query: ArrayLike,

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 from . import config, problem
 from ._core import attend as _attend
 from ._core import softmax as _softmax
+from .arrays import rounded_to
 from .keywords import AttentionKeywords
 from .problem import plain_attention as _plain_attention
 from .results import AttentionResult, LseResult, SelfAttentionResult, WeightsResult
@@ -392,6 +393,4 @@ def self_attention(
         for tokens, matrix, projected in products:
             np.matmul(tokens, matrix, out=projected)
     _attend(*call.arguments)
-    return SelfAttentionResult(
-        call.output.astype(dtype, copy=False), call.weights.astype(dtype, copy=False)
-    )
+    return SelfAttentionResult(rounded_to(call.output, dtype), rounded_to(call.weights, dtype))

@@ -5,7 +5,6 @@ from typing import Literal, TypedDict
 import numpy as np
 from numpy.typing import ArrayLike
 
-
 Yes, No = Literal[True], Literal[False]  # of a flag that decides what comes back
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .arrays import as_floats, check_same_dtype, compute_type, distinct, native
+from .arrays import as_floats, check_same_dtype, compute_type, distinct, native, rounded_to
 from .misfits import wrong_shape
 from .shapes import ShapeError, batch_words, in_words
 
@@ -67,11 +67,12 @@ def monotonic_attention(
         p = (p > 0.5).astype(compute)
     alignment = np.empty_like(p)
     passing = np.zeros(p.shape[:-1], compute)  # who comes from the keys before
-    for j in range(p.shape[-1]):
-        arrived = passing + previous[..., j]
-        alignment[..., j] = p[..., j] * arrived
-        passing = (1 - p[..., j]) * arrived
-    return alignment.astype(dtype, copy=False)
+    with np.errstate(all="ignore"):
+        for j in range(p.shape[-1]):
+            arrived = passing + previous[..., j]
+            alignment[..., j] = p[..., j] * arrived
+            passing = (1 - p[..., j]) * arrived
+    return rounded_to(alignment, dtype)
 
 
 def check_alignment(

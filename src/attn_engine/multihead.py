@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from . import config
-from .arrays import as_array, compute_type
+from .arrays import as_array, compute_type, rounded_to
 from .dot_product import scaled_dot_product_attention
 from .multihead_backward import NAMES, Saved, multihead_backward
 from .options import check_flag
@@ -352,8 +352,9 @@ class MultiheadAttention(MultiheadParameters):
         weights = saved = None
         if need_weights:
             weights = np.roll(attended.weights, -added, -1) if added else attended.weights
-            weights = weights.mean(1) if average else weights
-            weights = weights.astype(self.dtype, copy=False)
+            with np.errstate(all="ignore"):
+                weights = weights.mean(1) if average else weights
+            weights = rounded_to(weights, self.dtype)
         if save:
             given = {"key_padding_mask": masks[0], "attn_mask": masks[1]}
             given = {name: None if x is None else as_array(name, x) for name, x in given.items()}
@@ -363,7 +364,7 @@ class MultiheadAttention(MultiheadParameters):
             )
         if not inputs.batched:
             output, weights = output[0], weights[0] if need_weights else None
-        return SavedMultiheadResult(output.astype(self.dtype, copy=False), weights, saved)
+        return SavedMultiheadResult(rounded_to(output, self.dtype), weights, saved)
 
     def _prepared(
         self,

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .arrays import native
+from .arrays import native, rounded_to
 from .backward import scaled_dot_product_attention_backward
 from .parameters import MultiheadParameters
 from .problem_backward import check_needs, like_forward
@@ -15,7 +15,7 @@ from .projection import (
     gradient_of_weight,
     heads_first,
     heads_joined,
-    rows_of,
+    sum_of_rows,
 )
 from .results import AttentionGradients, MultiheadGradients
 
@@ -71,16 +71,12 @@ def multihead_backward(
     if "out_proj.weight" in needs:
         of["out_proj.weight"] = gradient_of_weight(grad, saved.context)
     if "out_proj.bias" in needs:
-        of["out_proj.bias"] = rows_of(grad).sum(0)
+        of["out_proj.bias"] = sum_of_rows(grad)
     by_heads = _attention(saved, grad, grad_weights, needs, num_threads)
     of |= _projections(saved, by_heads, needs)
     of |= _masks(saved, by_heads.attn_mask, needs)
 
-    with np.errstate(over="ignore"):  # a float16 gradient may be infinite
-        of = {
-            name: x if name in saved.masks else x.astype(dtype, copy=False)
-            for name, x in of.items()
-        }
+    of = {name: x if name in saved.masks else rounded_to(x, dtype) for name, x in of.items()}
     asked = [name for name in parameters if name in needs]
     return MultiheadGradients(
         *(of.get(name) for name in NAMES[:5]), {name: of[name] for name in asked} if asked else None
@@ -103,7 +99,8 @@ def _of_every_head(grad_weights: Any, saved: Saved) -> np.ndarray:
     dtype = saved.layer.dtype
     given = like_forward("grad_weights", grad_weights, shape, dtype, "the weights", axes)
     given = np.roll(given.reshape(returned).astype(saved.context.dtype), saved.added, -1)
-    return np.broadcast_to(given[:, None] / num_heads, full) if saved.average else given
+    with np.errstate(all="ignore"):
+        return np.broadcast_to(given[:, None] / num_heads, full) if saved.average else given
 
 
 def _attention(
@@ -159,14 +156,16 @@ def _projections(
         if gradient is None:
             continue
         if f"bias_{name[0]}" in needs:
-            of[f"bias_{name[0]}"] = gradient[:, 0].sum(0).reshape(1, 1, len(weight))
+            of[f"bias_{name[0]}"] = sum_of_rows(gradient[:, 0].reshape(-1, len(weight))).reshape(
+                1, 1, len(weight)
+            )
         gradient = heads_joined(gradient[:, front:], saved.inputs.batch_axis)
         if own in needs:
             of[own] = gradient_of_weight(gradient, x)
         if "in_proj_weight" in needs:
             gradient_of_weight(gradient, x, of["in_proj_weight"][start:stop])
         if "in_proj_bias" in needs:
-            of["in_proj_bias"][start:stop] = rows_of(gradient).sum(0)
+            of["in_proj_bias"][start:stop] = sum_of_rows(gradient)
         if name in needs:
             to_x = gradient_of_tokens(gradient, weight)
             of[name] = to_x if saved.inputs.batched else to_x[0]
@@ -194,13 +193,14 @@ def _masks(
     of = {}
     for name, shape in _biases(saved, needs).items():
         mask = saved.masks[name]
-        with np.errstate(over="ignore"):
-            of[name] = _summed_to(gradient, shape)[..., saved.added :].astype(native(mask.dtype))
+        summed = _summed_to(gradient, shape)[..., saved.added :]
+        of[name] = rounded_to(summed, native(mask.dtype))
         of[name] = of[name].reshape(mask.shape)
     return of
 
 
 def _summed_to(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """x summed along every axis that broadcasting `shape` to x's repeats."""
-    x = x.sum(tuple(range(x.ndim - len(shape))))
-    return x.sum(tuple(i for i, n in enumerate(shape) if n == 1), keepdims=True)
+    with np.errstate(all="ignore"):
+        x = x.sum(tuple(range(x.ndim - len(shape))))
+        return x.sum(tuple(i for i, n in enumerate(shape) if n == 1), keepdims=True)

@@ -7,6 +7,7 @@ from numpy.typing import ArrayLike
 
 from . import problem_classic
 from ._core import attend as _attend
+from .arrays import rounded_to
 from .config import resolve_threads
 from .outputs import Problem
 from .results import ContextResult
@@ -137,4 +138,4 @@ def _result(call: Problem) -> ContextResult:
     """Run a checked call; results of 16-bit inputs are rounded if they were computed wider."""
     _attend(*call.arguments)
     context = call.deliver()
-    return ContextResult(context, call.weights.astype(context.dtype, copy=False))
+    return ContextResult(context, rounded_to(call.weights, context.dtype))

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ._core import UNBOUNDED
-from .arrays import LARGEST, as_array, as_floats, as_integers, distinct
+from .arrays import LARGEST, as_array, as_floats, as_integers, distinct, rounded_to
 from .misfits import wrong_shape
 from .shapes import Shape, ShapeError, batch_words
 
@@ -145,12 +145,13 @@ def check_slopes(slopes: Any, batch: Shape, n_heads: int, compute: np.dtype) -> 
         _check_heads(what, "alibi_slopes", slopes.shape, n_heads)
         right = {(*batch_words(len(batch)), "n_heads"): (*batch, n_heads), ("n_heads",): (n_heads,)}
         raise wrong_shape(what, "alibi_slopes", slopes.shape, right, "pass as many as heads")
-    with np.errstate(invalid="ignore"):
-        where, place = _first(~(abs(slopes) <= _STEEPEST))
+    with np.errstate(all="ignore"):
+        wide = slopes.astype(np.float64)  # in float16 the limit would be infinite
+        where, place = _first(~(abs(wide) <= _STEEPEST))
     if where is not None:
         raise ValueError(f"alibi_slopes: got {slopes[where]}{place}, expected finite, up to 2**64")
     flat = slopes if slopes.ndim == 1 else slopes.reshape(prod(batch), n_heads)
-    return np.array(flat, compute, order="C")
+    return np.array(rounded_to(flat, compute), order="C")
 
 
 def check_sinks(sinks: Any, n_heads: int, compute: np.dtype) -> np.ndarray | None:
@@ -163,14 +164,14 @@ def check_sinks(sinks: Any, n_heads: int, compute: np.dtype) -> np.ndarray | Non
         _check_heads(what, "sinks", sinks.shape, n_heads)
         right = {("n_heads",): (n_heads,)}
         raise wrong_shape(what, "sinks", sinks.shape, right, "pass as many as heads")
-    with np.errstate(invalid="ignore"):
+    with np.errstate(all="ignore"):
         where, place = _first(~(sinks < inf))
     if where is not None:
         raise ValueError(f"sinks: got {sinks[where]}{place}, expected a number, or -inf for none")
     # A finite one stays finite in the compute type: only a true -inf is none.
     limit = LARGEST[compute]
     wide = sinks.astype(np.float64)
-    return np.where(sinks == -inf, -inf, np.clip(wide, -limit, limit)).astype(compute)
+    return rounded_to(np.where(sinks == -inf, -inf, np.clip(wide, -limit, limit)), compute)
 
 
 def _check_heads(what: str, name: str, shape: Shape, n_heads: int) -> None:

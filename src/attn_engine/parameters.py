@@ -12,7 +12,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
-from .arrays import as_floats, bfloat16, compute_type, native
+from .arrays import as_floats, bfloat16, compute_type, native, rounded_to
 from .facts import Checked, Fact
 from .layer_kind import NAMES, check_kind
 from .misfits import wrong_shape
@@ -73,8 +73,7 @@ def check_shape(name: str, shape: Shape, expected: Shape, otherwise: str) -> Non
 
 def rounded(name: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """A parameter in another dtype; ValueError if a finite number is too large for that."""
-    with np.errstate(over="ignore"):
-        result = array.astype(dtype)
+    result = rounded_to(array, dtype)
     lost = np.isinf(result) & np.isfinite(array)
     if lost.any():
         where = tuple(int(i) for i in np.argwhere(lost)[0])
@@ -206,7 +205,9 @@ class MultiheadParameters:
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Copies of the parameters under torch's names, in torch's order and the layer's dtype."""
-        return {name: array.astype(self.dtype) for name, array in self.named_parameters()}
+        return {
+            name: np.array(rounded_to(array, self.dtype)) for name, array in self.named_parameters()
+        }
 
     def named_parameters(self) -> Iterator[tuple[str, np.ndarray]]:
         """Names and the arrays themselves, in torch's order: what an optimizer changes in place.

@@ -59,12 +59,19 @@ def _vector(name: str, v: np.ndarray, v_scale: Any) -> np.ndarray:
         raise TypeError(f"v_scale: got {type(v_scale).__name__}, expected one real number")
     if not np.isfinite(scale).all():
         raise ValueError(f"v_scale: got {v_scale}, expected a finite number")
-    wide = v.astype(np.float64)
+    if v.size and not v.any():
+        raise ValueError(f"{name}: its length is 0 and cannot be made v_scale; pass no v_scale")
     with np.errstate(all="ignore"):
-        length = np.sqrt(wide @ wide)
-        if v.size and length == 0:
-            raise ValueError(f"{name}: its length is 0 and cannot be made v_scale; pass no v_scale")
-        return (wide * (float(scale.reshape(())) / length)).astype(compute)
+        return (direction_of(v)[0] * float(scale.reshape(()))).astype(compute)
+
+
+def direction_of(v: np.ndarray) -> tuple[np.ndarray, np.float64]:
+    """v divided by its length, and that, in float64; squares of tiny and huge numbers are not taken."""
+    wide = v.astype(np.float64)
+    largest = np.abs(wide).max(initial=0)
+    wide = wide / largest
+    length = np.sqrt(np.square(wide).sum())
+    return wide / length, largest * length
 
 
 def _shaped(name: str, value: Any, axes: Words, expected: Shape, model: np.ndarray) -> np.ndarray:

@@ -6,7 +6,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import packed, problem
-from .arrays import as_array, as_floats, compute_type, distinct, is_bfloat16, native, raw, walkable
+from .arrays import (
+    as_array,
+    as_floats,
+    compute_type,
+    distinct,
+    is_bfloat16,
+    native,
+    raw,
+    rounded_to,
+    walkable,
+)
 from .misfits import wrong_shape
 from .outputs import Problem, flat
 from .routes import Words
@@ -29,9 +39,8 @@ class Backward(NamedTuple):
         if self.gradients:
             _check_row_sums(self.row_sums, self.lse)
         result = dict.fromkeys(NAMES)
-        with np.errstate(over="ignore"):  # a float16 gradient may be infinite
-            for name, gradient in self.gradients.items():
-                result[name] = gradient.astype(self.dtypes[name], copy=False)
+        for name, gradient in self.gradients.items():
+            result[name] = rounded_to(gradient, self.dtypes[name])
         return result
 
 

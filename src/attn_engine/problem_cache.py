@@ -16,6 +16,7 @@ from .arrays import (
     is_walkable,
     native,
     prepared_mask,
+    rounded_to,
     walkable,
 )
 from .cache_kind import Kind
@@ -312,4 +313,4 @@ def over_all_tokens(pages: Pages, weights: np.ndarray | None, dtype: np.dtype) -
         return None
     if pages.starts.any():
         weights = moved(weights, -pages.starts, int(pages.lengths().max()))
-    return weights.astype(dtype, copy=False)
+    return rounded_to(weights, dtype)

@@ -10,9 +10,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import problem_additive, problem_classic
-from .arrays import as_floats, compute_type, distinct, dtype_code, native, raw, walkable
+from .arrays import (
+    as_floats,
+    compute_type,
+    distinct,
+    dtype_code,
+    native,
+    raw,
+    rounded_to,
+    walkable,
+)
 from .problem_backward import check_needs, like_forward
-from .projection import gradient_of_tokens, gradient_of_weight, rows_of
+from .projection import gradient_of_tokens, gradient_of_weight, sum_of_rows
 from .shapes import Shape
 
 ADDITIVE = ("query", "keys", "W_a", "U_a", "v_a", "values", "bias", "v_scale", "location")
@@ -36,10 +45,7 @@ class ClassicBackward(NamedTuple):
         """Those of the gradients that were asked for, in the dtype of the query."""
         asked = {name: x if name in self.needs else None for name, x in all_gradients.items()}
         dtype = native(self.inputs["query"].dtype)
-        if dtype == compute_type(dtype):
-            return asked
-        with np.errstate(over="ignore"):  # a float16 gradient may be infinite
-            return {name: None if x is None else x.astype(dtype) for name, x in asked.items()}
+        return {name: None if x is None else rounded_to(x, dtype) for name, x in asked.items()}
 
     def additive(self) -> dict[str, np.ndarray | None]:
         """Gradients of `additive_attention`'s arguments, after the core has run."""
@@ -47,7 +53,7 @@ class ClassicBackward(NamedTuple):
         query, keys = of.get("query"), of.get("keys")
         to_bias = to_v = to_v_scale = None
         if query is not None and given["bias"] is not None:
-            to_bias = rows_of(query).sum(0)
+            to_bias = sum_of_rows(query)
         if "v" in of:
             to_v, to_v_scale = _of_vector(of["v"], given["v_a"], given["v_scale"])
         return self.deliver(
@@ -102,7 +108,8 @@ class ClassicBackward(NamedTuple):
         if self.inputs["values"] is not None or "keys" not in self.needs:
             return to_keys
         values = self.gradients["values"]
-        return np.add(values, to_keys, out=values)
+        with np.errstate(all="ignore"):
+            return np.add(values, to_keys, out=values)
 
 
 def _projected_back(gradient: np.ndarray | None, matrix: np.ndarray | None) -> np.ndarray | None:
@@ -124,10 +131,9 @@ def _of_vector(
     if v_scale is None:
         return gradient, None
     compute = gradient.dtype
-    wide, gradient = v_a.astype(np.float64), gradient.astype(np.float64)
+    gradient = gradient.astype(np.float64)
     with np.errstate(all="ignore"):
-        length = np.sqrt(wide @ wide)
-        direction = wide / length
+        direction, length = problem_additive.direction_of(v_a)
         to_scale = direction @ gradient
         to_v = float(v_scale) / length * (gradient - direction * to_scale)
         return to_v.astype(compute), to_scale.astype(compute)

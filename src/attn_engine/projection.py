@@ -25,6 +25,12 @@ def rows_of(x: np.ndarray) -> np.ndarray:
     return x.reshape(prod(x.shape[:-1]), x.shape[-1])
 
 
+def sum_of_rows(x: np.ndarray) -> np.ndarray:
+    """By a bias, from the gradient by what it was added to."""
+    with np.errstate(all="ignore"):
+        return rows_of(x).sum(0)
+
+
 def gradient_of_tokens(gradient: np.ndarray, weight: np.ndarray) -> np.ndarray:
     """By x, from the gradient by x @ weight^T."""
     with np.errstate(all="ignore"):

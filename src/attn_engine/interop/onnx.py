@@ -20,7 +20,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..arrays import as_array, as_floats, as_integers, check_same_dtype, compute_type
+from ..arrays import as_array, as_floats, as_integers, check_same_dtype, compute_type, rounded_to
 from ..dot_product import scaled_dot_product_attention
 from ..options import check_range
 from ..plans import explain
@@ -251,7 +251,6 @@ class _Call(NamedTuple):
     options: dict[str, Any]
 
 
-@np.errstate(over="ignore")  # a wider V may not fit into Q's dtype
 def _fused(
     call: _Call, softmax_type: type | None, mode: int | None
 ) -> tuple[np.ndarray, np.ndarray | None]:
@@ -263,8 +262,8 @@ def _fused(
     tensors = [x.astype(work, copy=False) for x in (query, key, value)]
     if mode == _AFTER_SOFTMAX:
         Y, weights = scaled_dot_product_attention(*tensors, mask, return_weights=True, **options)
-        return Y.astype(dtype, copy=False), weights.astype(dtype, copy=False)
-    Y = scaled_dot_product_attention(*tensors, mask, **options).astype(dtype, copy=False)
+        return rounded_to(Y, dtype), rounded_to(weights, dtype)
+    Y = rounded_to(scaled_dot_product_attention(*tensors, mask, **options), dtype)
     return Y, None if mode is None else _scores(call)[0][mode]
 
 
