@@ -39,9 +39,7 @@ def test_the_gradient_of_one_number_added_to_all_scores_is_that_of_lse(isa, shap
     query = rng.standard_normal((64, 16), np.float32)
     key, value = rng.standard_normal((2, 4096, 16), np.float32)
     mask = np.zeros(shape[-2:], np.float32)
-    output, _, lse = attn_engine.scaled_dot_product_attention(
-        query, key, value, mask, return_lse=True
-    )
+    output, lse = attn_engine.scaled_dot_product_attention(query, key, value, mask, return_lse=True)
     for _ in range(20):
         gradients = attn_engine.scaled_dot_product_attention_backward(
             np.zeros_like(query), query, key, value, output, lse, mask,

@@ -225,27 +225,56 @@ class KVCache:
             )  # fmt: skip
         self._state = pages, pools
 
-    # fmt: off
+    @overload  # fmt: off
+    def attend(
+        self,
+        query: ArrayLike,
+        attn_mask: ArrayLike | None = None,
+        *,
+        return_weights: No = False,
+        return_lse: No = False,
+        **options: Unpack[CacheKeywords],
+    ) -> np.ndarray: ...
     @overload
-    def attend(self, query: ArrayLike, attn_mask: ArrayLike | None = None, *,
-               return_weights: No = False, return_lse: No = False, **options: Unpack[CacheKeywords],
-               ) -> np.ndarray: ...
+    def attend(
+        self,
+        query: ArrayLike,
+        attn_mask: ArrayLike | None = None,
+        *,
+        return_weights: Yes,
+        return_lse: No = False,
+        **options: Unpack[CacheKeywords],
+    ) -> WeightsResult: ...
     @overload
-    def attend(self, query: ArrayLike, attn_mask: ArrayLike | None = None, *,
-               return_weights: Yes, return_lse: No = False, **options: Unpack[CacheKeywords],
-               ) -> WeightsResult: ...
+    def attend(
+        self,
+        query: ArrayLike,
+        attn_mask: ArrayLike | None = None,
+        *,
+        return_weights: No = False,
+        return_lse: Yes,
+        **options: Unpack[CacheKeywords],
+    ) -> LseResult: ...
     @overload
-    def attend(self, query: ArrayLike, attn_mask: ArrayLike | None = None, *,
-               return_weights: No = False, return_lse: Yes, **options: Unpack[CacheKeywords],
-               ) -> LseResult: ...
+    def attend(
+        self,
+        query: ArrayLike,
+        attn_mask: ArrayLike | None = None,
+        *,
+        return_weights: Yes,
+        return_lse: Yes,
+        **options: Unpack[CacheKeywords],
+    ) -> AttentionResult: ...
     @overload
-    def attend(self, query: ArrayLike, attn_mask: ArrayLike | None = None, *,
-               return_weights: Yes, return_lse: Yes, **options: Unpack[CacheKeywords],
-               ) -> AttentionResult: ...
-    @overload
-    def attend(self, query: ArrayLike, attn_mask: ArrayLike | None = None, *,
-               return_weights: bool = ..., return_lse: bool = ..., **options: Unpack[CacheKeywords],
-               ) -> np.ndarray | WeightsResult | LseResult | AttentionResult: ...
+    def attend(
+        self,
+        query: ArrayLike,
+        attn_mask: ArrayLike | None = None,
+        *,
+        return_weights: bool = ...,
+        return_lse: bool = ...,
+        **options: Unpack[CacheKeywords],
+    ) -> np.ndarray | WeightsResult | LseResult | AttentionResult: ...
     # fmt: on
     def attend(
         self,
@@ -307,7 +336,8 @@ class KVCache:
         threads = config.resolve_threads(num_threads)
         pages, pools = self._state
         if (
-            attn_mask is window is None
+            attn_mask is None
+            and window is None
             and query_lengths is None
             and alibi_slopes is None
             and sinks is None

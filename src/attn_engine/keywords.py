@@ -1,11 +1,12 @@
 """Keyword arguments that overloads have in common, spelled once, for type checkers alone."""
 
-from typing import Literal, TypedDict
+from typing import Literal, TypeAlias, TypedDict
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-Yes, No = Literal[True], Literal[False]  # of a flag that decides what comes back
+Yes: TypeAlias = Literal[True]  # of a flag that decides what comes back
+No: TypeAlias = Literal[False]
 
 
 class _Shared(TypedDict, total=False):
