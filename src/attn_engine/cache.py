@@ -143,8 +143,7 @@ class KVCache:
 
     def __getstate__(self) -> dict[str, Any]:
         """For `pickle` and `copy`: the tokens of what is reserved; copies share nothing."""
-        pages, pools = self._state
-        state = dict(vars(self))
+        (pages, pools), state = self._state, dict(vars(self))
         del state["_empty"], state["_token_shapes"]
         table = pages.table[:, : max(1, *pages.held().tolist())].copy()  # the core wants it dense
         rows = table, pages.starts, pages.ends
@@ -225,56 +224,27 @@ class KVCache:
             )  # fmt: skip
         self._state = pages, pools
 
-    @overload  # fmt: off
-    def attend(
-        self,
-        query: ArrayLike,
-        attn_mask: ArrayLike | None = None,
-        *,
-        return_weights: No = False,
-        return_lse: No = False,
-        **options: Unpack[CacheKeywords],
-    ) -> np.ndarray: ...
+    # fmt: off
     @overload
-    def attend(
-        self,
-        query: ArrayLike,
-        attn_mask: ArrayLike | None = None,
-        *,
-        return_weights: Yes,
-        return_lse: No = False,
-        **options: Unpack[CacheKeywords],
-    ) -> WeightsResult: ...
+    def attend(self, query: ArrayLike, attn_mask: ArrayLike | None = None, *,
+               return_weights: No = False, return_lse: No = False, **options: Unpack[CacheKeywords],
+               ) -> np.ndarray: ...
     @overload
-    def attend(
-        self,
-        query: ArrayLike,
-        attn_mask: ArrayLike | None = None,
-        *,
-        return_weights: No = False,
-        return_lse: Yes,
-        **options: Unpack[CacheKeywords],
-    ) -> LseResult: ...
+    def attend(self, query: ArrayLike, attn_mask: ArrayLike | None = None, *,
+               return_weights: Yes, return_lse: No = False, **options: Unpack[CacheKeywords],
+               ) -> WeightsResult: ...
     @overload
-    def attend(
-        self,
-        query: ArrayLike,
-        attn_mask: ArrayLike | None = None,
-        *,
-        return_weights: Yes,
-        return_lse: Yes,
-        **options: Unpack[CacheKeywords],
-    ) -> AttentionResult: ...
+    def attend(self, query: ArrayLike, attn_mask: ArrayLike | None = None, *,
+               return_weights: No = False, return_lse: Yes, **options: Unpack[CacheKeywords],
+               ) -> LseResult: ...
     @overload
-    def attend(
-        self,
-        query: ArrayLike,
-        attn_mask: ArrayLike | None = None,
-        *,
-        return_weights: bool = ...,
-        return_lse: bool = ...,
-        **options: Unpack[CacheKeywords],
-    ) -> np.ndarray | WeightsResult | LseResult | AttentionResult: ...
+    def attend(self, query: ArrayLike, attn_mask: ArrayLike | None = None, *,
+               return_weights: Yes, return_lse: Yes, **options: Unpack[CacheKeywords],
+               ) -> AttentionResult: ...
+    @overload
+    def attend(self, query: ArrayLike, attn_mask: ArrayLike | None = None, *,
+               return_weights: bool = ..., return_lse: bool = ..., **options: Unpack[CacheKeywords],
+               ) -> np.ndarray | WeightsResult | LseResult | AttentionResult: ...
     # fmt: on
     def attend(
         self,
