@@ -134,9 +134,8 @@ class KVCache:
         a method early leaves the cache as it was.
         """
         self._kind = kind
-        # First, since the system may refuse it: tables are filled at once.
         shape = (kind.pages, kind.n_kv_heads, kind.page_size)
-        pools = make_pools(shape, kind.d_qk, kind.d_v, kind.pool_type)
+        pools = make_pools(shape, kind.d_qk, kind.d_v, kind.pool_type)  # first: may be refused
         self._empty = no_pages(kind.batch, kind.columns, kind.pages, kind.page_size, kind.most)
         self._token_shapes = kind.token_shapes  # what append compares tokens with
         self._state = self._empty, pools
