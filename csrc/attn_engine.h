@@ -176,9 +176,9 @@ bool attn_isa_supported(attn_isa isa); /* can this CPU run it? */
 attn_isa attn_get_isa(void);
 void attn_set_isa(attn_isa isa);
 
-int attn_default_threads(void);    /* min(OpenMP's maximum now, CPU affinity, quota) */
-void attn_set_cpu_quota(int cpus); /* 0 = none */
+int attn_default_threads(void);           /* min(OpenMP's maximum now, CPU affinity, quota) */
+void attn_set_cpu_quota(int cpus);        /* 0 = none */
 void attn_set_thread_stack(size_t bytes); /* of the threads that OpenMP starts; 0 = the default */
-int attn_openmp_version(void);     /* the _OPENMP date, 0 without OpenMP */
+int attn_openmp_version(void);            /* the _OPENMP date, 0 without OpenMP */
 
 #endif

@@ -29,9 +29,9 @@ typedef struct block { /* what a task works on */
     real *panel, *scores, *output, *m, *l, *alpha, *top;
     real *key_copy, *value_copy, *dropped;
     uint8_t *hidden;
-    bool empty[TILE_QV]; /* vectors of lanes of which there is no output yet */
+    bool empty[TILE_QV];    /* vectors of lanes of which there is no output yet */
     bool overflow[BLOCK_Q]; /* rows whose output so far is out of range */
-    bool small; /* weights that meet values are times SMALL */
+    bool small;             /* weights that meet values are times SMALL */
 } block;
 
 /* The dense masks of two tasks are one where the strides say so: index of the distinct slice. */
@@ -123,7 +123,7 @@ static void pack_panel(const block *b, const attn_tensor *t, int64_t d, real fac
             const io *corner = rows + v * LANES * t->stride_row + c;
             vec r[LANES];
             if (columns == LANES && (v + 1) * LANES <= b->n) {
-                UNROLL for (int l = 0; l < LANES; l++) r[l] = v_load_io(corner + l * t->stride_row);
+    UNROLL for (int l = 0; l < LANES; l++) r[l] = v_load_io(corner + l * t->stride_row);
             } else {
                 UNROLL for (int l = 0; l < LANES; l++)
                     r[l] = v * LANES + l < b->n ? v_load_io_part(corner + l * t->stride_row, columns) : v_zero();

@@ -38,7 +38,8 @@ INLINE double whole_numbers_room(int64_t d_qk) {
 INLINE void scale_each(real *restrict x, const float *restrict scale, real factor, int64_t n) {
     for (int64_t j = 0; j < n; j += LANES) {
         const int lanes = (int)min_i(LANES, n - j);
-        const vec a = v_load_part(x + j, lanes), b = v_mul(v_mul(a, v_load_part(scale + j, lanes)), v_set1(factor));
+        const vec a = v_load_part(x + j, lanes),
+                  b = v_mul(v_mul(a, v_load_part(scale + j, lanes)), v_set1(factor));
         v_store_part(x + j, v_select(v_eq(a, v_zero()), a, b), lanes);
     }
 }

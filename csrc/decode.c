@@ -128,8 +128,7 @@ static void finish_row(const split *s, row_index i, int64_t from, int64_t j0, in
         vec x = v_load(scores + j - j0);
         if (score.any)
             x = score_apply(&score, x, v_sub(v_set1((real)(i.query + score.offset - j)), v_iota()));
-        if (mask.kind != ATTN_MASK_NONE)
-            x = dense_apply(x, dense_load(&mask, i.query, j, n));
+        if (mask.kind != ATTN_MASK_NONE) x = dense_apply(x, dense_load(&mask, i.query, j, n));
         if (ids.query) x = segments_apply_key(ids.key + j, n, ids.query[i.query], x);
         x = band_apply_query(&s->band, x, i.query, j);
         v_store(scores + j - j0, v_select(v_first(n), x, v_set1(-REAL_INF)));
@@ -195,14 +194,15 @@ static void weigh_values(const split *s, int64_t j0, int64_t j1, const real *wei
     const attn_plan *plan = s->plan;
     const int64_t d_v = s->p->d_v;
     for (int64_t r = 0; r < plan->rows; r++)
-        memset(partials + r * plan->partial + PARTIAL_HEAD, 0, (size_t)plan->d_v_padded * sizeof *partials);
+        memset(partials + r * plan->partial + PARTIAL_HEAD, 0,
+               (size_t)plan->d_v_padded * sizeof *partials);
     for (int64_t j = j0, n; j < j1; j += n) {
         n = j1 - j;
         const value_rows values = value_run(s, j, &n);
         const weight_tile w = {weights + j - j0, SPLIT_KV, 1};
         if (!hidden || values_finite(values, n, d_v, true)) {
-            value_stream(plan->rows, d_v, w, values.data, values.stride, n,
-                         partials + PARTIAL_HEAD, plan->partial);
+            value_stream(plan->rows, d_v, w, values.data, values.stride, n, partials + PARTIAL_HEAD,
+                         plan->partial);
             continue;
         }
         for (int64_t r = 0; r < plan->rows; r++)
@@ -258,9 +258,9 @@ static void attend_split(const attn_call *call, const split *s, int64_t j0, int6
         drop_weights(s, i, j0, n, x);
         scale_weights(s, j0, j1, x);
     }
-    weigh_values(s, j0, j1, scores, masked ? hidden : NULL, partials);
-    if (shrink_weights(plan, n, scores, partials)) /* and nothing else than their rows changes */
-        weigh_values(s, j0, j1, scores, masked ? hidden : NULL, partials);
+    bool again = false;
+    do weigh_values(s, j0, j1, scores, masked ? hidden : NULL, partials);
+    while (!again && (again = shrink_weights(plan, n, scores, partials)));
 }
 
 static void run(const attn_call *call, int64_t task, void *scratch, attn_watch *watch) {
@@ -295,7 +295,8 @@ static void merge_partial(real *restrict into, const real *restrict from, int64_
     real both[LANES];
     v_store(both, v_fma(v_set1(from[1]), b, v_mul(v_set1(into[1]), a)));
     const real scale = from[2] < into[2] ? from[2] : into[2];
-    const vec of_into = v_mul(a, v_set1(scale / into[2])), of_from = v_mul(b, v_set1(scale / from[2]));
+    const vec of_into = v_mul(a, v_set1(scale / into[2])),
+              of_from = v_mul(b, v_set1(scale / from[2]));
     into[0] = top;
     into[1] = both[0];
     into[2] = scale;
@@ -339,7 +340,8 @@ static void merge_row(const attn_call *call, const split *s, int64_t r) {
     if (first[1] == 0 && row_exists(s, r)) { /* scores of -inf, out of range, are not hidden ones */
         const dense mask = dense_of(&p->mask, s->batch, i.head);
         const segments ids = segments_of(p, s->batch);
-        if (sees_any(&s->band, &ids, &mask, i.query, s->keys.begin, s->keys.end)) first[1] = (real)NAN;
+        if (sees_any(&s->band, &ids, &mask, i.query, s->keys.begin, s->keys.end))
+            first[1] = (real)NAN;
     }
     if (p->sinks) {
         real *const sink = (real *)call->shared + plan->shared_reals - plan->n_tasks -

@@ -12,9 +12,9 @@
 #define DECODE_MAX_Q 4
 /* Keys per split in decode: boundaries are multiples counted from key 0, whatever n_kv is. */
 #define SPLIT_KV 512
-#define PREFILL_BLOCKS 4    /* blocks of queries that share copies of keys and values */
+#define PREFILL_BLOCKS 4 /* blocks of queries that share copies of keys and values */
 #define PARTIAL_HEAD 16 /* a partial result's reals before its output, a whole line: see decode.c */
-#define SOFTMAX_ROWS 16     /* rows per task of the row softmax */
+#define SOFTMAX_ROWS 16 /* rows per task of the row softmax */
 #define ADDITIVE_BLOCK_Q 32 /* queries per task of additive attention */
 #define ADDITIVE_KEYS 64    /* keys of a block in the backward pass of additive attention */
 #define BACKWARD_PANELS 4   /* blocks of queries that backward holds against a block of keys */

@@ -19,7 +19,8 @@
  * Sources: Milakov and Gimelshein 2018 (online softmax), Dao et al. 2022 (tiling). */
 #include "finish.h"
 
-#define LAZY REAL(2.0) /* units of ln 16 that a row's scores may climb above its reference maximum */
+#define LAZY                                                                                       \
+    REAL(2.0) /* units of ln 16 that a row's scores may climb above its reference maximum */
 
 /* The keys of [j0, j1) that the band shows to any query of vector v of the lanes. */
 static key_range seen_by(const block *b, int v, int64_t j0, int64_t j1) {

@@ -20,7 +20,8 @@ INLINE score_fn score_of(const attn_problem *p, int64_t batch, int64_t head) {
     score_fn f = {.cap = (real)(p->softcap * SCORE_UNIT),
                   .offset = p->offsets ? p->offsets[batch] : p->offset};
     if (p->alibi_slopes)
-        f.slope = ((const real *)p->alibi_slopes)[batch * p->alibi_stride_batch + head] * (real)SCORE_UNIT;
+        f.slope = ((const real *)p->alibi_slopes)[batch * p->alibi_stride_batch + head] *
+                  (real)SCORE_UNIT;
     f.any = f.cap != 0 || p->alibi_slopes;
     return f;
 }

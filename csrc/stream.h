@@ -32,7 +32,7 @@ INLINE void dot_rows(const int rows, const bool fetch, const real *restrict q, i
     for (int k0 = 0; k0 < LANES; k0 += step) {
         const stored *key[2];
         vec acc[DOT_ROWS][2], before[DOT_ROWS][2]; /* the chain now, the sum of those before */
-        UNROLL for (int k = 0; k < step; k++) {
+    UNROLL for (int k = 0; k < step; k++) {
             key[k] = keys + min_i(k0 + k, n - 1) * stride;
             UNROLL for (int r = 0; r < rows; r++) acc[r][k] = before[r][k] = v_zero();
         }

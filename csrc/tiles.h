@@ -10,7 +10,7 @@
 #include "exp.h"
 #include "simd.h"
 
-#define CHAIN 64 /* elements of one lane in one chain */
+#define CHAIN 64                  /* elements of one lane in one chain */
 #define BLOCK_Q (TILE_QV * LANES) /* queries that a prefill task works on together */
 
 /* `count` things in pieces of at most `most`, as even as can be: the size of the next piece. */

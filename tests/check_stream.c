@@ -92,7 +92,8 @@ static void check_tile_dots(int64_t rows, int64_t d, check_edge edge) {
             real chain = 0, before = 0;
             for (int64_t c = 0; c < d; c++) {
                 if (c > 0 && c % CHAIN == 0) before += chain, chain = 0;
-                chain = fused(q[r * d + c], s_load(((const stored *)keys.data)[c * KEY_TILE + k]), chain);
+                chain = fused(q[r * d + c], s_load(((const stored *)keys.data)[c * KEY_TILE + k]),
+                              chain);
             }
             check_that(same(out[r * KEY_TILE + k], d > CHAIN ? before + chain : chain),
                        "row %d of %d, key %d, d %d: bits", (int)r, (int)rows, (int)k, (int)d);
@@ -162,8 +163,10 @@ static void value_streams(void) {
     }
 }
 
-static const check_group GROUPS[] = {
-    {"dot products", dot_products}, {"tile products", tile_products}, {"value streams", value_streams}, {NULL, NULL}};
+static const check_group GROUPS[] = {{"dot products", dot_products},
+                                     {"tile products", tile_products},
+                                     {"value streams", value_streams},
+                                     {NULL, NULL}};
 
 extern const check_set ATTN_KERNEL(check_stream);
 const check_set ATTN_KERNEL(check_stream) = {.label = ATTN_LABEL, .groups = GROUPS};

@@ -235,7 +235,8 @@ static void stored_outputs(void) {
             guarded o = random_reals(round_up(d_v, LANES), edge);
             guarded out = guarded_new(d_v * (int64_t)sizeof(stored), edge);
             const real *x = o.data, l = REAL(3.7);
-            check_that(store_output(out.data, x, l, d_v), "finite sums are said to be out of range");
+            check_that(store_output(out.data, x, l, d_v),
+                       "finite sums are said to be out of range");
             for (int64_t c = 0; c < d_v; c++)
                 check_that(((stored *)out.data)[c] == s_store(x[c] / l), "column %d of %d", (int)c,
                            (int)d_v);
@@ -358,9 +359,9 @@ static void biases(void) {
                 bool right = same(got, s + b);
                 if (b == -REAL_INF) right = got == -REAL_INF;
                 else if (isfinite(s) && isfinite(b))
-                    right = isfinite(got) &&
-                            fabs((double)got - ((double)s + (double)b * SCORE_UNIT)) <=
-                                4 * ROUNDOFF * size;
+                    right =
+                        isfinite(got) && fabs((double)got - ((double)s + (double)b * SCORE_UNIT)) <=
+                                             4 * ROUNDOFF * size;
                 check_that(right, "dense_apply(%g, %g) = %g", (double)s, (double)b, (double)got);
             }
         }
