@@ -86,53 +86,63 @@ static inline void dot_product(int64_t rows, const real *restrict q, int64_t q_s
     }
 }
 
-/* Scores of `rows` queries for nv vectors of keys of a tile. */
+/* One chain, of n elements, of the scores of `rows` queries for nv vectors of keys of a tile; added to those
+ * of the chains before, if `add`. */
 INLINE void tile_dots(const int rows, const int nv, const bool fetch, const real *restrict q,
-                      int64_t q_stride, const stored *restrict tile, int64_t d, real *restrict out,
-                      int64_t out_stride) {
-    for (int64_t c = 0;;) {
-        const int64_t end = min_i(c + CHAIN, d);
-        vec acc[TILE_ROWS][TILE_DV];
-        UNROLL for (int r = 0; r < rows; r++)
-            UNROLL for (int v = 0; v < nv; v++) acc[r][v] = v_zero();
-        for (; c < end; c++, tile += KEY_TILE) {
-            vec x[TILE_DV];
-            UNROLL for (int v = 0; v < nv; v++) {
-                x[v] = v_load_stored(tile + v * LANES);
-                if (fetch && v * LANES % LINE == 0) v_prefetch(tile + v * LANES + 2 * LINE * KEY_TILE);
-            }
-            UNROLL for (int r = 0; r < rows; r++) {
-                const vec y = v_set1(q[r * q_stride + c]);
-                UNROLL for (int v = 0; v < nv; v++) acc[r][v] = v_fma(y, x[v], acc[r][v]);
-            }
+                      int64_t q_stride, const stored *restrict tile, int64_t n, bool add,
+                      real *restrict out, int64_t out_stride) {
+    vec acc[TILE_ROWS][TILE_DV];
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int v = 0; v < nv; v++) acc[r][v] = v_zero();
+    for (int64_t c = 0; c < n; c++, tile += KEY_TILE) {
+        vec x[TILE_DV];
+        UNROLL for (int v = 0; v < nv; v++) {
+            x[v] = v_load_stored(tile + v * LANES);
+            if (fetch && v * LANES % LINE == 0) v_prefetch(tile + v * LANES + 2 * LINE * KEY_TILE);
         }
+        UNROLL for (int r = 0; r < rows; r++) {
+            const vec y = v_set1(q[r * q_stride + c]);
+            UNROLL for (int v = 0; v < nv; v++) acc[r][v] = v_fma(y, x[v], acc[r][v]);
+        }
+    }
+    if (add)
         UNROLL for (int r = 0; r < rows; r++)
-            UNROLL for (int v = 0; v < nv; v++) {
-                real *to = out + r * out_stride + v * LANES;
-                v_store(to, c > CHAIN ? v_add(v_load(to), acc[r][v]) : acc[r][v]);
-            }
-        if (c == d) break;
+            UNROLL for (int v = 0; v < nv; v++)
+                acc[r][v] = v_add(v_load(out + r * out_stride + v * LANES), acc[r][v]);
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int v = 0; v < nv; v++) v_store(out + r * out_stride + v * LANES, acc[r][v]);
+}
+
+/* One chain of the scores of all queries for vectors of keys from `tile` on. */
+static inline void tile_chain(int64_t rows, const real *restrict q, int64_t q_stride,
+                              const stored *restrict tile, int64_t n, bool add, real *restrict out,
+                              int64_t out_stride) {
+    for (int64_t r = 0, nr; r < rows; r += nr) {
+        nr = even_piece(rows - r, TILE_ROWS);
+        const real *qr = q + r * q_stride;
+        real *to = out + r * out_stride;
+        switch (nr) {
+#define DOTS(N)                                                                                    \
+    case N:                                                                                        \
+        if (r == 0) tile_dots(N, TILE_DV, true, qr, q_stride, tile, n, add, to, out_stride);       \
+        else tile_dots(N, TILE_DV, false, qr, q_stride, tile, n, add, to, out_stride);             \
+        break;
+            DOTS(1) DOTS(2) DOTS(3) DOTS(4) DOTS(5) DOTS(6)
+#undef DOTS
+        }
     }
 }
 
 /* out[r * out_stride + k] = q[r] . key k of the tile, all KEY_TILE of them. */
-static inline void tile_product(int64_t rows, const real *restrict q, int64_t q_stride, const stored *restrict tile,
-                         int64_t d, real *restrict out, int64_t out_stride) {
-    for (int k = 0; k < KEY_TILE; k += TILE_DV * LANES)
-        for (int64_t r = 0, nr; r < rows; r += nr) {
-            nr = even_piece(rows - r, TILE_ROWS);
-            const real *qr = q + r * q_stride;
-            real *to = out + r * out_stride + k;
-            switch (nr) {
-#define DOTS(N)                                                                                \
-    case N:                                                                                    \
-        if (r == 0) tile_dots(N, TILE_DV, true, qr, q_stride, tile + k, d, to, out_stride);    \
-        else tile_dots(N, TILE_DV, false, qr, q_stride, tile + k, d, to, out_stride);          \
-        break;
-                DOTS(1) DOTS(2) DOTS(3) DOTS(4) DOTS(5) DOTS(6)
-#undef DOTS
-            }
-        }
+static inline void tile_product(int64_t rows, const real *restrict q, int64_t q_stride,
+                                const stored *restrict tile, int64_t d, real *restrict out,
+                                int64_t out_stride) {
+    for (int k = 0; k < KEY_TILE; k += TILE_DV * LANES) {
+        int64_t c = 0;
+        do tile_chain(rows, q + c, q_stride, tile + c * KEY_TILE + k, min_i(CHAIN, d - c), c > 0,
+                      out + k, out_stride);
+        while ((c += CHAIN) < d);
+    }
 }
 
 /* out[r][column ...] += sum over n keys of weight[r][j] * value[j][column ...], nv vectors of them;
