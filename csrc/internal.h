@@ -13,15 +13,22 @@
 /* Keys per split in decode: boundaries are multiples counted from key 0, whatever n_kv is. */
 #define SPLIT_KV 512
 #define PREFILL_BLOCKS 4    /* blocks of queries that share copies of keys and values */
-#define PARTIAL_HEAD 3 /* a partial result's reals before its output: see decode.c */
+#define PARTIAL_HEAD 3      /* a partial result's reals before its output: see decode.c */
 #define SOFTMAX_ROWS 16     /* rows per task of the row softmax */
 #define ADDITIVE_BLOCK_Q 32 /* queries per task of additive attention */
 #define ADDITIVE_KEYS 64    /* keys of a block in the backward pass of additive attention */
 #define BACKWARD_PANELS 4   /* blocks of queries that backward holds against a block of keys */
 
-typedef struct attn_watch attn_watch;
-/* True once the call should end early. Kernels ask every few microseconds of work. */
-bool attn_should_stop(attn_watch *watch);
+/* True once the call that this thread works for should end early; `work` numbers, or products of two,
+ * were handled since it last asked. The clock is read only when they have added up to some microseconds. */
+bool attn_should_stop(int64_t work);
+
+/* The same inside of a loop over columns or keys, of which it is at number i and each is `work`: asked
+ * once in so many, and at usual sizes never. What is half done when the call ends nobody sees. */
+#define ASK_EVERY 1024
+static inline bool attn_stops_at(int64_t i, int64_t work) {
+    return i % ASK_EVERY == 0 && i > 0 && attn_should_stop(ASK_EVERY * work);
+}
 
 /* Offsets in one thread's scratch, in reals; made by plan.c alone. */
 typedef struct attn_scratch {
@@ -78,8 +85,8 @@ typedef struct attn_kernel {
     const char *label;             /* f32_avx512 */
     int lanes, block_q, tile_keys; /* prefill: a task's queries, keys of its register tile */
     /* prefill: looks through a dense mask once; additive: makes a tile of exponentials */
-    void (*prepare)(const attn_call *call, int64_t task, attn_watch *watch);
-    void (*run)(const attn_call *call, int64_t task, void *scratch, attn_watch *watch);
+    void (*prepare)(const attn_call *call, int64_t task);
+    void (*run)(const attn_call *call, int64_t task, void *scratch);
     void (*merge)(const attn_call *call, int64_t task); /* decode: joins a row's key splits */
 } attn_kernel;
 

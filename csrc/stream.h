@@ -30,9 +30,10 @@ INLINE void dot_rows(const int rows, const bool fetch, const real *restrict q, i
     const int64_t ahead = elements_ahead(rows > 1 ? 12288 : 8192, d, stride);
     vec sum[DOT_ROWS][LANES];
     for (int k0 = 0; k0 < LANES; k0 += step) {
+        if (d > ASK_EVERY && attn_should_stop(rows * step * d)) return;
         const stored *key[2];
         vec acc[DOT_ROWS][2], before[DOT_ROWS][2];
-        UNROLL for (int k = 0; k < step; k++) {
+    UNROLL for (int k = 0; k < step; k++) {
             key[k] = keys + min_i(k0 + k, n - 1) * stride;
             UNROLL for (int r = 0; r < rows; r++) before[r][k] = v_zero();
         }
@@ -117,6 +118,7 @@ INLINE void tile_dots(const int rows, const int nv, const bool fetch, const real
                 v_store(to, c > CHAIN ? v_add(v_load(to), acc[r][v]) : acc[r][v]);
             }
         if (c == d) break;
+        if (attn_stops_at(c, rows * nv * LANES)) return;
     }
 }
 
@@ -169,6 +171,7 @@ static inline void value_stream(int64_t rows, int64_t d_v, weight_tile w, const 
     for (int64_t j = 0; j < n; j += STREAM_KEYS)
         for (int64_t c = 0, nv; c < vecs; c += nv) {
             nv = even_piece(vecs - c, wide ? STREAM_DV : TILE_DV);
+            if (c * LANES > ASK_EVERY && attn_should_stop(rows * STREAM_KEYS * nv * LANES)) return;
             const int tail = (int)min_i(LANES, d_v - (c + nv - 1) * LANES);
             const stored *from = v + j * stride + c * LANES;
             const int64_t keys = min_i(STREAM_KEYS, n - j);

@@ -228,6 +228,12 @@ def long_calls(kind):
         key = np.broadcast_to(np.ones(64, np.float32), (1 << 28, 64))
         mask = np.broadcast_to(np.zeros(1, bool), (40, 1 << 28))
         return lambda: attend(np.ones((40, 64), np.float32), key, key, mask)
+    wide = np.broadcast_to(np.ones(1 << 21, np.float32), (4096, 1 << 21))
+    sizes = {"wide keys": (8, 0, 64), "wide values": (8, 64, 0), "wide decode": (1, 0, 64)}
+    if kind in sizes:
+        n_q, d_qk, d_v = sizes[kind]
+        key, value = (wide[: 4096 if n_q == 1 else 8, : d or None] for d in (d_qk, d_v))
+        return lambda: [attend(key[:n_q], key, value, num_threads=1) for _ in range(20)]
     row = np.ones((1, 1 << 28), np.float32)
     if kind == "softmax":
         return lambda: [attn_engine.softmax(row) for _ in range(20)]
