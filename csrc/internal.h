@@ -6,6 +6,7 @@
 #define ATTN_INTERNAL_H
 
 #include "attn_engine.h"
+#include "watch.h"
 
 /* A call with at most this many queries runs the decode kernel. n_q alone decides, so that a row's
  * bits do not depend on batch, heads, lengths or threads. */
@@ -18,17 +19,6 @@
 #define ADDITIVE_BLOCK_Q 32 /* queries per task of additive attention */
 #define ADDITIVE_KEYS 64    /* keys of a block in the backward pass of additive attention */
 #define BACKWARD_PANELS 4   /* blocks of queries that backward holds against a block of keys */
-
-/* True once the call that this thread works for should end early; `work` numbers, or products of two,
- * were handled since it last asked. The clock is read only when they have added up to some microseconds. */
-bool attn_should_stop(int64_t work);
-
-/* The same inside of a loop over columns or keys, of which it is at number i and each is `work`: asked
- * once in so many, and at usual sizes never. What is half done when the call ends nobody sees. */
-#define ASK_EVERY 1024
-static inline bool attn_stops_at(int64_t i, int64_t work) {
-    return i % ASK_EVERY == 0 && i > 0 && attn_should_stop(ASK_EVERY * work);
-}
 
 /* Offsets in one thread's scratch, in reals; made by plan.c alone. */
 typedef struct attn_scratch {

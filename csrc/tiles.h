@@ -8,8 +8,8 @@
 #define ATTN_TILES_H
 
 #include "exp.h"
-#include "internal.h"
 #include "simd.h"
+#include "watch.h"
 
 #define CHAIN 64                  /* elements of one lane in one chain */
 #define BLOCK_Q (TILE_QV * LANES) /* queries that a prefill task works on together */
