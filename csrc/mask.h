@@ -12,6 +12,7 @@
 #define ATTN_MASK_H
 
 #include "attn_engine.h"
+#include "watch.h"
 
 typedef struct key_range {
     int64_t begin, end;
