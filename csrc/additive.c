@@ -51,6 +51,7 @@ INLINE vec transpose_keys(const attn_problem *p, int64_t batch, int64_t head, in
     const real *keys = (const real *)p->key.data + at(&p->key, batch, head, j);
     vec size = v_zero();
     for (int64_t c = 0; c < p->d_qk; c += LANES) {
+        if (attn_stops_at(c, LANES)) break;
         const int columns = (int)min_i(LANES, p->d_qk - c);
         vec r[LANES];
     UNROLL for (int l = 0; l < LANES; l++)
@@ -82,6 +83,7 @@ static void prepare_queries(const additive *t) {
         vec size = v_zero();
         for (int64_t c = 0; c < d; c += LANES) {
             const int n = (int)min_i(LANES, d - c);
+            if (attn_stops_at(c, 1)) return;
             const vec x = v_load_part(q + c, n);
             size = v_max(v_abs(x), size);
             v_store_part(t->q_exp + r * d + c, exponential(x), n);
@@ -103,6 +105,7 @@ INLINE void factored_scores(const int rows, const additive *t, int64_t r, const 
     const vec one = v_set1(1), minus_two = v_set1(-2);
     UNROLL for (int i = 0; i < rows; i++) out[i] = v_zero();
     for (int64_t c0 = 0; c0 < d; c0 += CHUNK) {
+        if (attn_stops_at(c0, rows * LANES)) return;
         const int64_t c1 = min_i(c0 + CHUNK, d);
         vec sum[ROWS];
         int64_t c = c0;
@@ -132,6 +135,7 @@ static vec direct_scores(const additive *t, int64_t r, const real *raw) {
     const real *q = query_row(t, r);
     vec score = v_zero();
     for (int64_t c0 = 0; c0 < t->p->d_qk; c0 += CHUNK) {
+        if (attn_stops_at(c0, LANES)) break;
         vec sum = v_zero();
         for (int64_t c = c0; c < min_i(c0 + CHUNK, t->p->d_qk); c++) {
             const vec x = v_add(v_set1(q[c]), v_load(raw + c * KEY_GROUP));
@@ -192,6 +196,7 @@ static real softmax_row(const additive *t, int64_t r) {
     real *s = t->scores + r * t->stride;
     vec top = hidden, sum = v_zero();
     for (int64_t j = 0; j < t->n; j += LANES) {
+        if (attn_stops_at(j, 1)) return 0;
         const int lanes = (int)min_i(LANES, t->n - j);
         vec x = v_load(s + j);
         if (mask.kind != ATTN_MASK_NONE)
@@ -204,6 +209,7 @@ static real softmax_row(const additive *t, int64_t r) {
         for (int64_t j = 0; j < t->n; j++) t->hidden[r * t->stride + j] = s[j] == -REAL_INF;
     const vec m = v_reference_max(v_set1(v_max_lanes(top)));
     for (int64_t j = 0; j < t->n; j += LANES) {
+        if (attn_stops_at(j, 1)) return 0;
         const vec x = v_exp16(v_sub(v_load(s + j), m));
         v_store(s + j, x);
         sum = v_add(sum, x);
@@ -219,6 +225,7 @@ static real softmax_row(const additive *t, int64_t r) {
 static void weigh_values(const additive *t, int64_t d_v_padded) {
     const attn_problem *p = t->p;
     for (int64_t j0 = 0; j0 < t->n; j0 += VALUE_KEYS) {
+        if (attn_should_stop(t->rows * VALUE_KEYS * p->d_v)) return;
         const int64_t n = min_i(VALUE_KEYS, t->n - j0);
         const stored *first =
             (const stored *)p->value.data + at(&p->value, t->batch, t->head, j0);
@@ -229,7 +236,7 @@ static void weigh_values(const additive *t, int64_t d_v_padded) {
             value_product(t->rows, p->d_v, true, w, values, n, alpha, t->output, d_v_padded);
             continue;
         }
-        if (!alpha) memset(t->output, 0, (size_t)(t->rows * d_v_padded) * sizeof *t->output);
+        if (!alpha) clear_reals(t->output, t->rows * d_v_padded);
         for (int64_t r = 0; r < t->rows; r++)
             value_row_guarded(t->hidden + r * t->stride + j0, 1, p->d_v, true,
                               (weight_tile){w.data + r * w.row, w.row, 1}, values, n, alpha,
@@ -243,6 +250,7 @@ static void store_weights(const additive *t, int64_t r, real l) {
     const int64_t index = (t->batch * p->n_heads + t->head) * p->n_q + t->i0 + r;
     stored *row = (stored *)p->weights + index * p->n_kv;
     for (int64_t j = 0; j < t->n; j += LANES) {
+        if (attn_stops_at(j, 1)) return;
         const vec weight = v_quotient(v_load(t->scores + r * t->stride + j), sum, inverse);
         v_store_stored_part(row + j, weight, (int)min_i(LANES, t->n - j));
     }
@@ -296,27 +304,35 @@ static additive additive_of(const attn_call *call, int64_t task, real *scratch) 
     return t;
 }
 
-static void run(const attn_call *call, int64_t task, void *scratch, attn_watch *watch) {
+static void run(const attn_call *call, int64_t task, void *scratch) {
     const additive t = additive_of(call, task, scratch);
     const int64_t d_v_padded = call->plan->d_v_padded;
     bool overflow[ADDITIVE_BLOCK_Q];
     prepare_queries(&t);
     for (int64_t group = 0; group * KEY_GROUP < t.n; group++) {
-        if (attn_should_stop(watch)) return;
+        if (attn_should_stop(t.rows * KEY_GROUP * t.p->d_qk)) return;
         score_group(&t, group);
     }
-    for (int64_t r = 0; r < t.rows; r++) t.q_size[r] = softmax_row(&t, r); /* from here on sums */
+    for (int64_t r = 0; r < t.rows; r++) { /* from here on sums */
+        if (attn_should_stop(t.n)) return;
+        t.q_size[r] = softmax_row(&t, r);
+    }
     weigh_values(&t, d_v_padded);
-    for (int64_t r = 0; r < t.rows; r++) store_weights(&t, r, t.q_size[r]);
+    for (int64_t r = 0; r < t.rows; r++) {
+        if (attn_should_stop(t.n)) return;
+        store_weights(&t, r, t.q_size[r]);
+    }
     if (store_outputs(&t, d_v_padded, NULL, overflow)) return;
-    for (int64_t e = 0; e < t.rows * t.stride; e++) t.scores[e] *= SMALL;
+    for (int64_t e = 0; e < t.rows * t.stride; e++) {
+        if (attn_stops_at(e, 1)) return;
+        t.scores[e] *= SMALL;
+    }
     weigh_values(&t, d_v_padded);
     store_outputs(&t, d_v_padded, overflow, overflow);
 }
 
 /* The tile of one group of keys, for calls to come. */
-static void prepare(const attn_call *call, int64_t task, attn_watch *watch) {
-    (void)watch;
+static void prepare(const attn_call *call, int64_t task) {
     const attn_additive_problem *a = call->problem;
     const attn_problem *p = &a->attention;
     const int64_t groups = (p->n_kv + KEY_GROUP - 1) / KEY_GROUP;

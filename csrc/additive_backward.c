@@ -44,6 +44,7 @@ static int64_t weights_row(const work *w, int64_t r) {
 static void load_weights(work *w) {
     w->n = 0;
     for (int64_t r = 0; r < w->rows; r++) {
+        if (attn_should_stop(2 * w->p->n_kv)) return;
         const stored *from = (const stored *)w->p->weights + weights_row(w, r);
         real *restrict to = w->weights + r * w->stride;
         uint8_t *restrict hidden = w->hidden + r * w->stride;
@@ -60,6 +61,7 @@ static void load_weights(work *w) {
 static void load_grads(const work *w, real *grads, int64_t stride) {
     for (int64_t r = 0; r < w->rows; r++)
         for (int64_t c = 0; c < w->p->d_v; c += LANES) {
+            if (attn_stops_at(c, 1)) return;
             const int n = (int)min_i(LANES, w->p->d_v - c);
             v_store(grads + r * stride + c, load_value(grad_row(w, r), c, true, n));
         }
@@ -72,12 +74,14 @@ static void weight_gradients(const work *w, real *grads) {
     const int64_t stride = round_up(w->p->d_v, LANES);
     load_grads(w, grads, stride);
     for (int64_t j = 0; j < w->n; j += LANES) {
+        if (attn_should_stop(w->rows * w->p->d_v)) return;
         const stored *values = (const stored *)value->data + at(value, w->batch, w->head, j);
         dot_product(w->rows, grads, stride, values, value->stride_row, min_i(LANES, w->n - j),
                     w->p->d_v, w->gradients + j, w->stride);
     }
     for (int64_t r = 0; r < w->rows; r++)
         for (int64_t j = 0; j < w->n; j += LANES) {
+            if (attn_stops_at(j, 1)) return;
             real *to = w->gradients + r * w->stride + j;
             const vec weight = v_load(w->weights + r * w->stride + j);
             vec x = v_load(to);
@@ -93,6 +97,7 @@ static void weight_gradients(const work *w, real *grads) {
 static void score_gradients(work *w, real *grads) {
     weight_gradients(w, grads);
     for (int64_t r = 0; r < w->rows; r++) {
+        if (attn_should_stop(w->n)) return;
         const real *weights = w->weights + r * w->stride;
         real *gradients = w->gradients + r * w->stride;
         vec sum = v_zero(), total = v_zero();
@@ -131,7 +136,7 @@ static span span_of(const work *w, const room *o, int64_t i) {
 }
 
 /* Gradients of the block's queries, of keys and of v, whose scores are additive. */
-static bool additive_gradients(const work *w, const room *o, attn_watch *watch) {
+static bool additive_gradients(const work *w, const room *o) {
     const attn_tensor *q = &w->p->query, *k = &w->p->key;
     const real *queries = (const real *)q->data + at(q, w->batch, w->head, w->i0);
     const int64_t spans = (w->c1 - w->c0 + SPAN - 1) / SPAN;
@@ -142,8 +147,9 @@ static bool additive_gradients(const work *w, const room *o, attn_watch *watch) 
     for (int64_t j0 = 0; j0 < w->n; j0 += ADDITIVE_KEYS) {
         const int64_t n = min_i(ADDITIVE_KEYS, w->n - j0);
         const real *keys = (const real *)k->data + at(k, w->batch, w->head, j0);
-        if (attn_should_stop(watch)) return false;
+        if (attn_should_stop(w->rows * ADDITIVE_KEYS * w->p->d_qk)) return false;
         for (int64_t i = 0; i < spans; i++) {
+            if (attn_should_stop(w->rows * n * SPAN)) return false;
             span t = span_of(w, o, i);
             t.j0 = j0, t.j1 = j0 + n;
             const real largest = exponentials(keys + t.c, k->stride_row, n, &t, t.k_exp);
@@ -176,12 +182,12 @@ static void value_gradients(const work *w) {
 }
 
 /* Gradients of the block's queries and of keys whose scores are their products. */
-static bool product_gradients(const work *w, attn_watch *watch) {
+static bool product_gradients(const work *w) {
     const int64_t c0 = w->c0, d = w->c1 - w->c0;
     const attn_problem *p = w->p;
     const attn_tensor *query = &w->g->query, *key = &w->g->key;
     for (int64_t j = 0, n; j < w->n; j += n) {
-        if (attn_should_stop(watch)) return false;
+        if (attn_should_stop(w->rows * ADDITIVE_KEYS * w->p->d_qk)) return false;
         n = min_i(ADDITIVE_KEYS, w->n - j);
         const weight_tile by_query = {w->gradients + j, w->stride, 1};
         const weight_tile by_key = {w->gradients + j, 1, w->stride};
@@ -235,7 +241,7 @@ static room room_of(const attn_plan *plan, int64_t columns, real *scratch) {
     return o;
 }
 
-static void run(const attn_call *call, int64_t task, void *scratch, attn_watch *watch) {
+static void run(const attn_call *call, int64_t task, void *scratch) {
     const attn_additive_backward_problem *g = call->problem;
     work w = work_of(call, task, scratch);
     const int64_t columns = round_up(w.p->d_qk, SPAN), rows = call->plan->rows;
@@ -249,8 +255,7 @@ static void run(const attn_call *call, int64_t task, void *scratch, attn_watch *
         if (!scores_wanted) continue;
         score_gradients(&w, grads);
         memset(w.v_sums, 0, (size_t)columns * sizeof(real));
-        if (!(g->additive.v ? additive_gradients(&w, &o, watch) : product_gradients(&w, watch)))
-            return;
+        if (!(g->additive.v ? additive_gradients(&w, &o) : product_gradients(&w))) return;
         for (int64_t c = 0; c < w.c1 - w.c0; c++) o.v_totals[c] += w.v_sums[c];
     }
     if (!g->v) return;
@@ -264,6 +269,7 @@ static void merge(const attn_call *call, int64_t head) {
     const attn_problem *p = &g->additive.attention;
     const real *shared = call->shared;
     for (int64_t c = 0; c < p->d_qk; c++) {
+        if (attn_should_stop(p->batch)) return;
         double sum = 0;
         for (int64_t b = 0; b < p->batch; b++)
             sum += (double)shared[(b * p->n_heads + head) * p->d_qk + c];

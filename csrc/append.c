@@ -49,6 +49,7 @@ static void put_value(const slot_writer *w, int64_t i, int64_t slot) {
     stored *to = (stored *)p->value_pool + slot * p->d_v;
     const vec factor = v_set1(row_factor(row, p->d_v, p->cache.value_scales, slot));
     for (int64_t c = 0; c < p->d_v; c += LANES) {
+        if (attn_stops_at(c, 1)) return;
         const int n = (int)min_i(LANES, p->d_v - c);
         v_store_stored_part(to + c, storable(v_load_part(row + c, n), factor), n);
     }
@@ -60,6 +61,7 @@ static void put_key(const slot_writer *w, int64_t i, int64_t slot) {
     stored *to = (stored *)p->key_pool + tile_index(slot, p->d_qk);
     const vec factor = v_set1(row_factor(row, p->d_qk, p->cache.key_scales, slot));
     for (int64_t c = 0; c < p->d_qk; c += LANES) {
+        if (attn_stops_at(c, 1)) return;
         const int n = (int)min_i(LANES, p->d_qk - c);
         stored lanes[LANES];
         v_store_stored(lanes, storable(v_load_part(row + c, n), factor));
@@ -78,6 +80,7 @@ static void put_keys(const slot_writer *w, int64_t i, int64_t slot) {
             row_factor(rows + l * p->key.stride_row, p->d_qk, p->cache.key_scales, slot + l);
     const vec factor = v_load(factors);
     for (int64_t c = 0; c < p->d_qk; c += LANES) {
+        if (attn_stops_at(c, LANES)) return;
         const int n = (int)min_i(LANES, p->d_qk - c);
         vec r[LANES];
         for (int l = 0; l < LANES; l++) r[l] = v_load_part(rows + l * p->key.stride_row + c, n);
@@ -86,12 +89,12 @@ static void put_keys(const slot_writer *w, int64_t i, int64_t slot) {
     }
 }
 
-static void run(const attn_call *call, int64_t task, void *scratch, attn_watch *watch) {
+static void run(const attn_call *call, int64_t task, void *scratch) {
     const attn_append_problem *p = call->problem;
     const slot_writer w = {p, task / p->n_kv_heads, task % p->n_kv_heads};
     (void)scratch;
     for (int64_t i = 0; i < p->counts[w.batch];) {
-        if (attn_should_stop(watch)) return;
+        if (attn_should_stop(LANES * (p->d_qk + p->d_v))) return;
         const int64_t position = p->starts[w.batch] + i, slot = slot_at(&w, position);
         const bool together = position % LANES == 0 && p->counts[w.batch] - i >= LANES;
         const int64_t n = together ? LANES : 1;

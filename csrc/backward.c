@@ -35,6 +35,7 @@ static void load_delta(const work *w, panel *q) {
     for (int v = 0; v < b->vecs; v++) {
         vec sum = v_zero(), before = v_zero();
         for (int64_t c = 0; c < w->p->d_v; c += LANES) {
+            if (attn_stops_at(c, LANES)) return;
             const int columns = (int)min_i(LANES, w->p->d_v - c);
             if (c > 0 && c % CHAIN == 0) before = v_add(before, sum), sum = v_zero();
             vec r[LANES];
@@ -236,7 +237,7 @@ static bool parts_matter(const work *w, int64_t batch, int64_t head, int64_t i0,
 
 /* BACKWARD_PANELS query blocks of one head against key blocks [k0, k1). */
 static bool run_round(work *w, const task_range *r, int64_t batch, int64_t head, int64_t round,
-                      real *scratch, attn_watch *watch) {
+                      real *scratch) {
     const attn_problem *p = w->p;
     const int64_t begin = round * BACKWARD_PANELS * BLOCK_Q, block_kv = w->plan->block_kv;
     const int64_t end = min_i(begin + BACKWARD_PANELS * BLOCK_Q, p->n_q);
@@ -253,7 +254,7 @@ static bool run_round(work *w, const task_range *r, int64_t batch, int64_t head,
         const int64_t j0 = k * block_kv, j1 = min_i(j0 + block_kv, keys.end);
         load_keys(w, &w->panel[0].b, j0, j1);
         for (int q = 0; q < w->panels; q++) {
-            if (attn_should_stop(watch)) return false;
+            if (attn_should_stop(BLOCK_Q * block_kv * (p->d_qk + p->d_v))) return false;
             if (w->panel[q].b.n) run_tile(w, &w->panel[q], j0, j1);
         }
     }
@@ -262,7 +263,7 @@ static bool run_round(work *w, const task_range *r, int64_t batch, int64_t head,
     return true;
 }
 
-static void run(const attn_call *call, int64_t task, void *scratch, attn_watch *watch) {
+static void run(const attn_call *call, int64_t task, void *scratch) {
     const attn_backward_problem *g = call->problem;
     const attn_scratch *s = &call->plan->scratch;
     const task_range r = range_of(g, call->plan, task);
@@ -276,7 +277,7 @@ static void run(const attn_call *call, int64_t task, void *scratch, attn_watch *
         if (r.wanted & TO_MASK && !same_mask(&g->mask_strides, r.b0, b)) continue;
         for (int64_t h = r.h0; h < r.h1; h++)
             for (int64_t q = r.q0; q < r.q1; q++)
-                if (!run_round(&w, &r, b, h, q, scratch, watch)) return;
+                if (!run_round(&w, &r, b, h, q, scratch)) return;
     }
 }
 
@@ -291,6 +292,7 @@ static void merge(const attn_call *call, int64_t head) {
         const int64_t end = p->query_starts ? p->query_starts[b + 1] : p->n_q;
         if (p->alibi_stride_batch) slope = 0;
         for (int64_t i = first; i < end; i++) {
+            if (attn_stops_at(i, 1)) return;
             sink += sinks[lse_index(p, b, head, i)];
             slope += slopes[lse_index(p, b, head, i)];
         }

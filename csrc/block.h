@@ -116,9 +116,11 @@ static void pack_panel(const block *b, const attn_tensor *t, int64_t d, real fac
                        real *restrict panel) {
     const io *rows = (const io *)t->data + at(t, b->batch, b->head, b->query_row + b->i0);
     for (int64_t i = 0; i < b->n; i++) /* all at once: read row by row, each would be waited for */
-        for (int64_t c = 0; c < d; c += LANES) v_prefetch(rows + i * t->stride_row + c);
+        for (int64_t c = 0; c < min_i(d, ASK_EVERY); c += LANES)
+            v_prefetch(rows + i * t->stride_row + c);
     for (int v = 0; v < b->vecs; v++) {
         for (int64_t c = 0; c < d; c += LANES) {
+            if (attn_stops_at(c, LANES)) return;
             const int columns = (int)min_i(LANES, d - c);
             const io *corner = rows + v * LANES * t->stride_row + c;
             vec r[LANES];
@@ -164,6 +166,7 @@ static void copy_rows(const attn_tensor *t, const block *b, int64_t j0, int64_t 
         const stored *row = row_at(t, b, j);
         const vec scale = row_scale(b, j);
         for (int64_t c = 0; c < d; c += LANES) {
+            if (attn_stops_at(c, 1)) return;
             const int n = (int)min_i(LANES, d - c);
             v_store(to + c, v_mul(n == LANES ? v_load_stored(row + c) : v_load_stored_part(row + c, n), scale));
         }
@@ -179,6 +182,7 @@ static inline const real *copy_tiles(const block *b, int64_t j0, int64_t j1, int
         const int64_t slot = cache_slot(p->cache, p->n_kv_heads, b->batch, b->kv_head, j);
         const stored *keys = (const stored *)p->key.data + tile_index(slot, p->d_qk);
         for (int64_t c = 0; c < p->d_qk; c += LANES) {
+            if (attn_stops_at(c, LANES)) break;
             vec r[LANES];
             for (int l = 0; l < LANES; l++)
                 r[l] = c + l < p->d_qk ? v_load_stored(keys + (c + l) * KEY_TILE) : v_zero();

@@ -80,13 +80,15 @@ static void pack_rows(const split *s, real *restrict to) {
     for (int64_t r = 0; r < s->plan->rows; r++, to += s->plan->d_qk_padded) {
         const row_index i = row_of(s, r);
         if (i.query >= s->band.n_q) { /* padding: computed as zeros, never stored */
-            memset(to, 0, (size_t)s->plan->d_qk_padded * sizeof *to);
+            clear_reals(to, s->plan->d_qk_padded);
             continue;
         }
         const io *q =
             (const io *)p->query.data + at(&p->query, s->batch, i.head, s->query_row + i.query);
-        for (int64_t c = 0; c < p->d_qk; c += LANES)
+        for (int64_t c = 0; c < p->d_qk; c += LANES) {
+            if (attn_stops_at(c, 1)) return;
             v_store(to + c, v_mul(v_load_io_part(q + c, (int)min_i(LANES, p->d_qk - c)), scale));
+        }
     }
 }
 
@@ -194,8 +196,7 @@ static void weigh_values(const split *s, int64_t j0, int64_t j1, const real *wei
     const attn_plan *plan = s->plan;
     const int64_t d_v = s->p->d_v;
     for (int64_t r = 0; r < plan->rows; r++)
-        memset(partials + r * plan->partial + PARTIAL_HEAD, 0,
-               (size_t)plan->d_v_padded * sizeof *partials);
+        clear_reals(partials + r * plan->partial + PARTIAL_HEAD, plan->d_v_padded);
     for (int64_t j = j0, n; j < j1; j += n) {
         n = j1 - j;
         const value_rows values = value_run(s, j, &n);
@@ -263,7 +264,7 @@ static void attend_split(const attn_call *call, const split *s, int64_t j0, int6
     while (!again && (again = shrink_weights(plan, n, scores, partials)));
 }
 
-static void run(const attn_call *call, int64_t task, void *scratch, attn_watch *watch) {
+static void run(const attn_call *call, int64_t task, void *scratch) {
     const attn_problem *p = call->problem;
     const attn_plan *plan = call->plan;
     const split s = split_of_task(call, task);
@@ -273,14 +274,14 @@ static void run(const attn_call *call, int64_t task, void *scratch, attn_watch *
     const int64_t j1 = min_i((s.index + 1) * SPLIT_KV, s.keys.end);
     real *const partials = (real *)call->shared + task * plan->rows * plan->partial;
 
-    if (attn_should_stop(watch)) return;
+    if (attn_should_stop(SPLIT_KV * plan->rows * (p->d_qk + p->d_v))) return;
     if (j0 < j1) {
         attend_split(call, &s, j0, j1, scratch, partials);
         return;
     }
     for (int64_t r = 0; r < plan->rows; r++) {
         real *part = partials + r * plan->partial;
-        memset(part, 0, (size_t)plan->partial * sizeof *part);
+        clear_reals(part, plan->partial);
         part[0] = -REAL_INF, part[2] = 1;
     }
 }
@@ -315,6 +316,7 @@ static void store_weights(const attn_call *call, const split *s, int64_t r, real
     fill_hidden(row, keys.begin, l);
     fill_hidden(row + keys.end, p->n_kv - keys.end, l);
     for (int64_t j = keys.begin, n; j < keys.end; j += n) {
+        if (attn_should_stop(LANES)) return;
         n = min_i(LANES, min_i(round_up(j + 1, SPLIT_KV), keys.end) - j);
         const vec top = v_set1(split_max[j / SPLIT_KV]), reference = v_reference_max(v_set1(m));
         const vec factor = v_div(v_exp16(v_sub(top, reference)), v_set1(l));
@@ -334,6 +336,7 @@ static void merge_row(const attn_call *call, const split *s, int64_t r) {
         (real *)call->shared + plan->shared_reals - plan->n_tasks + s->first_task;
     split_max[0] = first[0];
     for (int64_t k = 1; k < splits; k++) {
+        if (attn_should_stop(p->d_v)) return;
         split_max[k] = first[k * step];
         merge_partial(first, first + k * step, p->d_v);
     }
@@ -346,7 +349,7 @@ static void merge_row(const attn_call *call, const split *s, int64_t r) {
     if (p->sinks) {
         real *const sink = (real *)call->shared + plan->shared_reals - plan->n_tasks -
                            (s->slice + 1) * plan->partial;
-        memset(sink, 0, (size_t)plan->partial * sizeof *sink);
+        clear_reals(sink, plan->partial);
         sink[0] = ((const real *)p->sinks)[i.head] * (real)SCORE_UNIT;
         sink[1] = sink[2] = 1;
         merge_partial(first, sink, p->d_v);
@@ -365,8 +368,10 @@ static void merge_row(const attn_call *call, const split *s, int64_t r) {
 static void merge(const attn_call *call, int64_t slice) {
     const attn_problem *p = call->problem;
     const split s = split_of(call, slice / p->n_kv_heads, slice % p->n_kv_heads);
-    for (int64_t r = 0; r < s.plan->rows; r++)
+    for (int64_t r = 0; r < s.plan->rows; r++) {
+        if (attn_should_stop(p->d_v)) return;
         if (!p->query_starts || row_exists(&s, r)) merge_row(call, &s, r);
+    }
 }
 
 extern const attn_kernel ATTN_KERNEL(decode);

@@ -27,7 +27,7 @@ INLINE void row_products(const real *panel, int vecs, const real *rows, int64_t 
             default: score_tile(TILE_QV, panel + c * BLOCK_Q, row, chain, c > 0, to, top); break;
             }
         }
-    } while ((c += CHAIN) < d);
+    } while ((c += CHAIN) < d && !attn_stops_at(c, BLOCK_Q * n));
 }
 
 /* Rows in storage type, and reals to add to; d columns each. */
@@ -72,6 +72,7 @@ static void add_product_guarded(int64_t rows, const uint8_t *hidden, weight_tile
                                 int64_t n) {
     for (int64_t r = 0; r < rows; r++, s.out += s.out_stride, hidden += w.row, w.data += w.row) {
         for (int64_t c = 0; c < s.d; c += LANES) {
+            if (attn_stops_at(c, n)) return;
             const int lanes = (int)min_i(LANES, s.d - c);
             vec acc = v_zero();
             for (int64_t j = 0; j < n; j++) {
@@ -94,9 +95,11 @@ static void add_product(int64_t rows, const uint8_t *hidden, weight_tile w, row_
     const int last = s.d % LANES ? (int)(s.d % LANES) : LANES;
     for (int64_t r = 0, nr; r < rows; r += nr, s.out += nr * s.out_stride) {
         nr = even_piece(rows - r, TILE_ROWS);
+        if (s.d > ASK_EVERY && attn_should_stop(nr * n)) return;
         const weight_tile wr = {w.data + r * w.row, w.row, w.key};
         for (int64_t c = 0, nv; c < vecs; c += nv) {
             nv = even_piece(vecs - c, TILE_DV);
+            if (c * LANES > ASK_EVERY && attn_should_stop(nr * n * nv * LANES)) return;
             const int tail = c + nv == vecs ? last : LANES;
 #define TILE(R, N)                                                                                 \
     case 8 * (R) + (N): add_tile(R, N, wr, &s, n, c * LANES, tail); break;

@@ -6,6 +6,7 @@
 #define ATTN_INTERNAL_H
 
 #include "attn_engine.h"
+#include "watch.h"
 
 /* A call with at most this many queries runs the decode kernel. n_q alone decides, so that a row's
  * bits do not depend on batch, heads, lengths or threads. */
@@ -18,10 +19,6 @@
 #define ADDITIVE_BLOCK_Q 32 /* queries per task of additive attention */
 #define ADDITIVE_KEYS 64    /* keys of a block in the backward pass of additive attention */
 #define BACKWARD_PANELS 4   /* blocks of queries that backward holds against a block of keys */
-
-typedef struct attn_watch attn_watch;
-/* True once the call should end early. Kernels ask every few microseconds of work. */
-bool attn_should_stop(attn_watch *watch);
 
 /* Offsets in one thread's scratch, in reals; made by plan.c alone. */
 typedef struct attn_scratch {
@@ -78,8 +75,8 @@ typedef struct attn_kernel {
     const char *label;             /* f32_avx512 */
     int lanes, block_q, tile_keys; /* prefill: a task's queries, keys of its register tile */
     /* prefill: looks through a dense mask once; additive: makes a tile of exponentials */
-    void (*prepare)(const attn_call *call, int64_t task, attn_watch *watch);
-    void (*run)(const attn_call *call, int64_t task, void *scratch, attn_watch *watch);
+    void (*prepare)(const attn_call *call, int64_t task);
+    void (*run)(const attn_call *call, int64_t task, void *scratch);
     void (*merge)(const attn_call *call, int64_t task); /* decode: joins a row's key splits */
 } attn_kernel;
 

@@ -12,6 +12,7 @@
 #define ATTN_MASK_H
 
 #include "attn_engine.h"
+#include "watch.h"
 
 typedef struct key_range {
     int64_t begin, end;
@@ -165,6 +166,7 @@ INLINE bool sees_any(const band *m, const segments *s, const dense *d, int64_t i
     const key_range keys = band_range(m, i, i + 1);
     const int64_t end = min_i(j1, keys.end);
     for (int64_t j = max_i(j0, keys.begin); j < end; j += LANES) {
+        if (attn_stops_at(j, 1)) return false;
         const int n = (int)min_i(LANES, end - j);
         vec bias = v_zero();
         if (d->kind != ATTN_MASK_NONE) bias = dense_load(d, i, j, n);

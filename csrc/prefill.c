@@ -62,7 +62,7 @@ static void score_block(const block *b, tile_view t, int first, int last, key_ro
     do { /* one chain of every score after the other; the maxima of the last count */
         for (int v = first; v < last; v++) v_store(b->top + v * LANES, v_set1(-REAL_INF));
         score_chains(b, t, first, last, seen, from, c, scores);
-    } while ((c += CHAIN) < d);
+    } while ((c += CHAIN) < d && !attn_stops_at(c, BLOCK_Q * (t.j1 - t.j0)));
 }
 
 /* Scores become weights relative to each lane's (new) maximum; m, l and alpha move on. */
@@ -122,7 +122,7 @@ static tile_view view_of(const block *b, int64_t j0, int64_t j1) {
 
 static void clear_output(const block *b, int v) {
     const int64_t reals = LANES * b->plan->d_v_padded;
-    memset(b->output + v * reals, 0, (size_t)reals * sizeof(real));
+    clear_reals(b->output + v * reals, reals);
 }
 
 /* What the output so far of vectors of lanes [first, last) is to be multiplied with; NULL: there is none. */
@@ -193,6 +193,7 @@ static void add_sink(const block *b) {
     }
     for (int64_t r = 0; r < b->n; r++)
         for (int64_t c = 0; c < b->plan->d_v_padded; c += LANES) {
+            if (attn_stops_at(c, 1)) return;
             real *o = b->output + r * b->plan->d_v_padded + c;
             v_store(o, v_mul(v_load(o), v_set1(b->alpha[r])));
         }
@@ -204,6 +205,7 @@ static void mark_lost_rows(const block *b) {
     bool any = false;
     for (int64_t r = 0; r < b->n; r++) any |= b->l[r] == 0;
     for (int64_t j0 = b->seen.begin, j1; any && j0 < b->seen.end; j0 = j1) {
+        if (attn_should_stop(b->plan->block_kv)) return;
         j1 = (j0 / b->plan->block_kv + 1) * b->plan->block_kv;
         const tile_view t = view_of(b, j0, j1);
         if (shows_nothing(t)) continue;
@@ -238,6 +240,7 @@ static void store_weights(const block *b, key_range keys, const real *block_max)
     for (int v = 0; v < b->vecs; v++) {
         const vec m = v_reference_max(v_load(b->m + v * LANES)), l = v_load(b->l + v * LANES);
         for (int64_t j = keys.begin, n; j < keys.end; j += n) {
+            if (attn_should_stop(LANES * LANES)) return;
             const int64_t index = j / b->plan->block_kv;
             n = min_i(LANES, min_i((index + 1) * b->plan->block_kv, keys.end) - j);
             const vec top = v_load(block_max + index * BLOCK_Q + v * LANES);
@@ -276,8 +279,10 @@ static void end_block(block *b, const real *block_max) {
     const int64_t rows = p->query_starts ? b->n : min_i(BLOCK_Q, p->n_q - b->i0);
     mark_lost_rows(b);
     if (p->sinks) add_sink(b);
-    for (int64_t r = 0; r < rows; r++)
+    for (int64_t r = 0; r < rows; r++) {
+        if (attn_should_stop(p->d_v)) return;
         if (!b->small || b->overflow[r]) b->overflow[r] = !store_row(b, r);
+    }
     if (p->weights && !b->small) store_weights(b, b->seen, block_max);
 }
 
@@ -301,7 +306,7 @@ static void attend_blocks(block *blocks, int n, int64_t j0, int64_t j1) {
 }
 
 /* All of a task's blocks against all their keys. False if the call is to end early. */
-static bool attend_task(block *blocks, int n, real *block_max, attn_watch *watch) {
+static bool attend_task(block *blocks, int n, real *block_max) {
     const attn_problem *p = blocks->p;
     const int64_t block_kv = blocks->plan->block_kv;
     key_range keys = {p->n_kv, 0};
@@ -311,7 +316,7 @@ static bool attend_task(block *blocks, int n, real *block_max, attn_watch *watch
             keys = (key_range){min_i(keys.begin, b->seen.begin), max_i(keys.end, b->seen.end)};
     }
     for (int64_t j0 = keys.begin, j1; j0 < keys.end; j0 = j1) {
-        if (attn_should_stop(watch)) return false;
+        if (attn_should_stop(n * BLOCK_Q * block_kv * (p->d_qk + p->d_v))) return false;
         const int64_t index = j0 / block_kv;
         j1 = min_i((index + 1) * block_kv, keys.end);
         attend_blocks(blocks, n, j0, j1);
@@ -321,7 +326,7 @@ static bool attend_task(block *blocks, int n, real *block_max, attn_watch *watch
     return true;
 }
 
-static void run(const attn_call *call, int64_t task, void *scratch, attn_watch *watch) {
+static void run(const attn_call *call, int64_t task, void *scratch) {
     block blocks[PREFILL_BLOCKS];
     const attn_problem *p = call->problem;
     const int n = blocks_of(call, task, scratch, blocks);
@@ -329,16 +334,16 @@ static void run(const attn_call *call, int64_t task, void *scratch, attn_watch *
     bool again = false;
 
     if (p->query_starts && blocks->band.n_q <= DECODE_MAX_Q) return; /* the decode kernel's */
-    if (!attend_task(blocks, n, block_max, watch)) return;
+    if (!attend_task(blocks, n, block_max)) return;
     for (block *b = blocks; b < blocks + n; b++) {
         b->small = true;
         for (int64_t r = 0; r < BLOCK_Q; r++) again |= b->overflow[r];
     }
-    if (again) attend_task(blocks, n, block_max, watch);
+    if (again) attend_task(blocks, n, block_max);
 }
 
 /* Looks through one block of queries of one distinct dense mask. */
-static void prepare(const attn_call *call, int64_t task, attn_watch *watch) {
+static void prepare(const attn_call *call, int64_t task) {
     const attn_problem *p = call->problem;
     const attn_plan *plan = call->plan;
     const int64_t slice = task / plan->q_blocks, i0 = task % plan->q_blocks * BLOCK_Q;
@@ -346,7 +351,7 @@ static void prepare(const attn_call *call, int64_t task, attn_watch *watch) {
     const dense mask = dense_of(&p->mask, slice / heads, slice % heads);
     attn_tile_class *out = (attn_tile_class *)call->shared + task * plan->key_blocks;
     for (int64_t k = 0; k < plan->key_blocks; k++) {
-        if (attn_should_stop(watch)) return;
+        if (attn_should_stop(BLOCK_Q * plan->block_kv)) return;
         const int64_t j0 = k * plan->block_kv;
         const tile_view t = dense_view(&mask, (tile_view){.i0 = i0, .i1 = min_i(i0 + BLOCK_Q, p->n_q), .j0 = j0, .j1 = min_i(j0 + plan->block_kv, p->n_kv)});
         out[k] = (attn_tile_class){0};

@@ -27,11 +27,16 @@
 
 /* ---- interruption ------------------------------------------------------------------------------ */
 
-struct attn_watch {
+#define POLL_WORK (1 << 16) /* numbers handled between two looks at the clock */
+#define TASK_WORK 1024      /* what a task is taken for that does not ask itself */
+
+typedef struct watch {
     atomic_bool *stop;
     int (*poll)(void); /* NULL on all threads but the calling one */
-    int64_t next_ns;
-};
+    int64_t next_ns, work;
+} watch;
+
+static _Thread_local watch *own_watch; /* of the call that the thread works for */
 
 static int64_t now_ns(void) {
     struct timespec t;
@@ -39,15 +44,18 @@ static int64_t now_ns(void) {
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-bool attn_should_stop(attn_watch *watch) {
-    if (watch->poll) {
+bool attn_should_stop(int64_t work) {
+    watch *const w = own_watch;
+    if (!w) return false; /* a primitive on its own, of no call */
+    if (w->poll && (w->work += work) >= POLL_WORK) {
         const int64_t now = now_ns();
-        if (now >= watch->next_ns) {
-            watch->next_ns = now + POLL_NS;
-            if (watch->poll()) atomic_store_explicit(watch->stop, true, memory_order_relaxed);
+        w->work = 0;
+        if (now >= w->next_ns) {
+            w->next_ns = now + POLL_NS;
+            if (w->poll()) atomic_store_explicit(w->stop, true, memory_order_relaxed);
         }
     }
-    return atomic_load_explicit(watch->stop, memory_order_relaxed);
+    return atomic_load_explicit(w->stop, memory_order_relaxed);
 }
 
 /* ---- scratch arena, one per calling thread ------------------------------------------------------ */
@@ -141,13 +149,13 @@ typedef struct team {
 
 /* Until so many threads have come, counted over all phases. Not OpenMP's barrier: that is deaf to
  * signals, and the calling thread must hear them while others work on. */
-static void wait_for_all(team *t, int arrivals, attn_watch *watch) {
+static void wait_for_all(team *t, int arrivals) {
     const struct timespec nap = {0, 50000};
     for (int64_t turn = 0; atomic_load(&t->arrived) < arrivals; turn++) {
         if (turn < 4000) continue; /* the usual wait is short */
         if (turn < 8000) sched_yield();
         else nanosleep(&nap, NULL);
-        attn_should_stop(watch);
+        attn_should_stop(POLL_WORK);
     }
 }
 
@@ -158,23 +166,27 @@ static int64_t next_of(atomic_llong *counter) {
 
 static void work(team *t, int thread, int threads) {
     const attn_plan *plan = t->call.plan;
-    attn_watch watch = {&t->stop, thread == 0 ? t->poll : NULL, now_ns() + POLL_NS};
+    watch *const outer = own_watch; /* of a call whose signal handler makes this one */
+    watch own = {&t->stop, thread == 0 ? t->poll : NULL, now_ns() + POLL_NS, 0};
     void *scratch = t->scratch + (size_t)thread * t->scratch_bytes;
     int arrivals = 0;
     int64_t task;
+    own_watch = &own;
     if (plan->n_prepares) {
-        while ((task = next_of(&t->next_prepare)) < plan->n_prepares && !attn_should_stop(&watch))
-            plan->kernel->prepare(&t->call, task, &watch);
+        while ((task = next_of(&t->next_prepare)) < plan->n_prepares &&
+               !attn_should_stop(TASK_WORK))
+            plan->kernel->prepare(&t->call, task);
         atomic_fetch_add(&t->arrived, 1);
-        wait_for_all(t, arrivals += threads, &watch);
+        wait_for_all(t, arrivals += threads);
     }
-    while ((task = next_of(&t->next_task)) < plan->n_tasks && !attn_should_stop(&watch))
-        plan->kernel->run(&t->call, task, scratch, &watch);
+    while ((task = next_of(&t->next_task)) < plan->n_tasks && !attn_should_stop(TASK_WORK))
+        plan->kernel->run(&t->call, task, scratch);
     atomic_fetch_add(&t->arrived, 1);
     arrivals += threads;
-    if (plan->n_merges || thread == 0) wait_for_all(t, arrivals, &watch);
-    while ((task = next_of(&t->next_merge)) < plan->n_merges && !attn_should_stop(&watch))
+    if (plan->n_merges || thread == 0) wait_for_all(t, arrivals);
+    while ((task = next_of(&t->next_merge)) < plan->n_merges && !attn_should_stop(TASK_WORK))
         plan->kernel->merge(&t->call, task);
+    own_watch = outer;
 }
 
 static size_t thread_stack; /* 0 = the system's */

@@ -5,8 +5,6 @@
 #include "exp.h"
 #include "mask.h"
 
-#define PIECE (1 << 18) /* entries between two looks for a signal, whole vectors */
-
 /* Scores of one row from column j on, hidden lanes -inf; a quarter of each, so that the sum of a finite
  * score and a finite bias stays finite. */
 INLINE vec visible_scores(const stored *row, const dense *mask, int64_t i, int64_t j, int n) {
@@ -19,7 +17,7 @@ INLINE vec visible_scores(const stored *row, const dense *mask, int64_t i, int64
     return v_select(v_first(n), s, v_set1(-REAL_INF));
 }
 
-static void softmax_row(const attn_softmax_problem *p, int64_t i, attn_watch *watch) {
+static void softmax_row(const attn_softmax_problem *p, int64_t i) {
     const stored *row = (const stored *)p->scores.data + i * p->scores.stride_row;
     stored *out = (stored *)p->output.data + i * p->output.stride_row;
     const dense mask = dense_of(&p->mask, 0, 0);
@@ -27,30 +25,36 @@ static void softmax_row(const attn_softmax_problem *p, int64_t i, attn_watch *wa
     const vec log2e = v_set1(REAL(1.44269504088896340736));
     vec top = v_set1(-REAL_INF), sum = v_zero();
     for (int64_t j = 0; j < n; j += LANES) {
-        if (j % PIECE == 0 && attn_should_stop(watch)) return;
+        if (attn_stops_at(j, 1)) return;
         top = v_max(visible_scores(row, &mask, i, j, (int)min_i(LANES, n - j)), top);
     }
     const vec m = v_reference_max(v_set1(v_max_lanes(top)));
     for (int64_t j = 0; j < n; j += LANES) {
-        if (j % PIECE == 0 && attn_should_stop(watch)) return;
+        if (attn_stops_at(j, 1)) return;
         const vec s = visible_scores(row, &mask, i, j, (int)min_i(LANES, n - j));
         sum = v_add(sum, v_exp16(v_mul(v_sub(s, m), log2e)));
     }
     const real l = v_sum(sum);
     for (int64_t j = 0; j < n; j += LANES) {
-        if (j % PIECE == 0 && attn_should_stop(watch)) return;
+        if (attn_stops_at(j, 1)) return;
         const int lanes = (int)min_i(LANES, n - j);
         const vec e = v_exp16(v_mul(v_sub(visible_scores(row, &mask, i, j, lanes), m), log2e));
         v_store_stored_part(out + j, l == 0 ? v_zero() : v_div(e, v_set1(l)), lanes);
     }
-    memset(out + n, 0, (size_t)(p->n - n) * sizeof *out);
+    for (int64_t j = n; j < p->n; j += ASK_EVERY) {
+        if (attn_should_stop(ASK_EVERY / LANES)) return;
+        memset(out + j, 0, (size_t)min_i(ASK_EVERY, p->n - j) * sizeof *out);
+    }
 }
 
-static void run(const attn_call *call, int64_t task, void *scratch, attn_watch *watch) {
+static void run(const attn_call *call, int64_t task, void *scratch) {
     const attn_softmax_problem *p = call->problem;
     (void)scratch;
     const int64_t end = min_i(p->rows, (task + 1) * SOFTMAX_ROWS);
-    for (int64_t i = task * SOFTMAX_ROWS; i < end; i++) softmax_row(p, i, watch);
+    for (int64_t i = task * SOFTMAX_ROWS; i < end; i++) {
+        if (attn_should_stop(3 * p->n)) return;
+        softmax_row(p, i);
+    }
 }
 
 extern const attn_kernel ATTN_KERNEL(softmax);

@@ -30,6 +30,7 @@ INLINE void dot_rows(const int rows, const bool fetch, const real *restrict q, i
     const int64_t ahead = elements_ahead(rows > 1 ? 12288 : 8192, d, stride), chain = CHAIN * LANES;
     vec sum[DOT_ROWS][LANES];
     for (int k0 = 0; k0 < LANES; k0 += step) {
+        if (d > ASK_EVERY && attn_should_stop(rows * step * d)) return;
         const stored *key[2];
         vec acc[DOT_ROWS][2], before[DOT_ROWS][2]; /* the chain now, the sum of those before */
     UNROLL for (int k = 0; k < step; k++) {
@@ -141,7 +142,7 @@ static inline void tile_product(int64_t rows, const real *restrict q, int64_t q_
         int64_t c = 0;
         do tile_chain(rows, q + c, q_stride, tile + c * KEY_TILE + k, min_i(CHAIN, d - c), c > 0,
                       out + k, out_stride);
-        while ((c += CHAIN) < d);
+        while ((c += CHAIN) < d && !attn_stops_at(c, rows * TILE_DV * LANES));
     }
 }
 
@@ -174,6 +175,7 @@ static inline void value_stream(int64_t rows, int64_t d_v, weight_tile w, const 
     for (int64_t j = 0; j < n; j += STREAM_KEYS)
         for (int64_t c = 0, nv; c < vecs; c += nv) {
             nv = even_piece(vecs - c, wide ? STREAM_DV : TILE_DV);
+            if (c * LANES > ASK_EVERY && attn_should_stop(rows * STREAM_KEYS * nv * LANES)) return;
             const int tail = (int)min_i(LANES, d_v - (c + nv - 1) * LANES);
             const stored *from = v + j * stride + c * LANES;
             const int64_t keys = min_i(STREAM_KEYS, n - j);

@@ -9,6 +9,7 @@
 
 #include "exp.h"
 #include "simd.h"
+#include "watch.h"
 
 #define CHAIN 64                  /* elements of one lane in one chain */
 #define BLOCK_Q (TILE_QV * LANES) /* queries that a prefill task works on together */
@@ -65,6 +66,14 @@ INLINE const void *value_row(value_rows v, int64_t j, const bool is_stored) {
                      : (const void *)((const real *)v.data + j * v.stride);
 }
 
+/* Sets n reals to 0. */
+INLINE void clear_reals(real *to, int64_t n) {
+    for (int64_t c = 0; c < n; c += ASK_EVERY) {
+        if (attn_stops_at(c, 1)) return;
+        memset(to + c, 0, (size_t)min_i(ASK_EVERY, n - c) * sizeof *to);
+    }
+}
+
 /* The weights of a value tile: element [r][j] lies at data[r * row + j * key]. */
 typedef struct weight_tile {
     const real *data;
@@ -105,6 +114,7 @@ INLINE void value_product(int64_t rows, int64_t d_v, const bool is_stored, weigh
     const int last = is_stored && d_v % LANES ? (int)(d_v % LANES) : LANES;
     for (int64_t c = 0, nv; c < vecs; c += nv) {
         nv = even_piece(vecs - c, TILE_DV);
+        if (c > 0 && attn_should_stop(rows * n * nv * LANES)) return;
         const int tail = c + nv == vecs ? last : LANES;
         for (int64_t r = 0, nr; r < rows; r += nr) {
             nr = even_piece(rows - r, TILE_ROWS);
@@ -140,6 +150,7 @@ INLINE bool store_output(io *restrict out, const real *restrict o, real l, int64
     const vec sum = v_set1(l == 0 ? 1 : l), inverse = v_div(v_set1(1), sum);
     vec zero = v_zero(); /* x times 0 is 0, or NaN where x is not finite */
     for (int64_t c = 0; c < d_v; c += LANES) {
+        if (attn_stops_at(c, 1)) return true;
         const vec x = l == 0 ? v_zero() : v_quotient(v_load(o + c), sum, inverse);
         zero = v_fma(x, v_zero(), zero);
         if (c + LANES <= d_v) v_store_io(out + c, x);
@@ -151,7 +162,10 @@ INLINE bool store_output(io *restrict out, const real *restrict o, real l, int64
 /* Weights of keys that a row does not see: 0, but a row whose sum is not a number is that throughout. */
 INLINE void fill_hidden(io *restrict weights, int64_t n, real l) {
     const io fill = s_store_io(l != l ? l : 0);
-    for (int64_t j = 0; j < n; j++) weights[j] = fill;
+    for (int64_t j0 = 0; j0 < n; j0 += ASK_EVERY) {
+        if (attn_stops_at(j0, 1)) return;
+        for (int64_t j = j0; j < min_i(j0 + ASK_EVERY, n); j++) weights[j] = fill;
+    }
 }
 
 /* ---- values that may hold NaN or infinity in hidden slots ------------------------------------- */
@@ -159,6 +173,7 @@ INLINE void fill_hidden(io *restrict weights, int64_t n, real l) {
 INLINE bool values_finite(value_rows v, int64_t n, int64_t d_v, const bool is_stored) {
     vec sum[4] = {v_zero(), v_zero(), v_zero(), v_zero()}; /* x * 0 is 0, or NaN where x is not finite */
     for (int64_t c = 0; c < d_v; c += LANES) {
+        if (attn_stops_at(c, n)) return true;
         const int lanes = (int)min_i(LANES, d_v - c);
         for (int64_t j = 0; j < n; j += 4)
             UNROLL for (int k = 0; k < 4; k++) { /* past the end the last row again */
@@ -177,6 +192,7 @@ INLINE void value_row_guarded(const uint8_t *hidden, int64_t hidden_key, int64_t
                               const bool is_stored, weight_tile w, value_rows v, int64_t n,
                               const real *alpha, real *restrict out) {
     for (int64_t c = 0; c < d_v; c += LANES) {
+        if (attn_stops_at(c, n)) return;
         vec acc = alpha ? v_zero() : v_load(out + c);
         for (int64_t j = 0; j < n; j++) {
             if (hidden[j * hidden_key]) continue;

@@ -13,9 +13,11 @@ import signal
 import sys
 import threading
 import time
+import timeit
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 from numpy.testing import assert_array_equal
@@ -122,28 +124,22 @@ def fork_pool(processes):
 
 def sized_call(kind, size):
     """Arguments of a call whose time is proportional to size; broadcast axes cost no memory."""
-    d = 64
     batch, heads, n_q, n_kv = {
         "one head": (1, 1, 16 * size, 1 << 16),
         "one query block": (1, 1, 16, 4096 * size),
         "many heads": (size, 4, 16, 1 << 14),
         "decode": (size, 1, 1, 1 << 16),
     }[kind]
-    query = np.broadcast_to(np.ones(d, np.float32), (batch, heads, n_q, d))
-    key = np.broadcast_to(np.ones(d, np.float32), (batch, heads, n_kv, d))
+    query, key = (np.broadcast_to(np.ones(64, "f4"), (batch, heads, n, 64)) for n in (n_q, n_kv))
     return query, key, key
 
 
 def call_that_takes(seconds, kind, threads):
     """Arguments of a call that would take this long, by the time of a short one."""
     size = 8
-    short = sized_call(kind, size)
-    times = []
-    for _ in range(3):
-        start = time.perf_counter()
-        attend(*short, num_threads=threads)
-        times.append(time.perf_counter() - start)
-    return sized_call(kind, math.ceil(size * seconds / min(times)))
+    short = partial(attend, *sized_call(kind, size), num_threads=threads)
+    once = timeit.repeat(short, number=1, repeat=3)
+    return sized_call(kind, math.ceil(size * seconds / min(once)))
 
 
 def signal_after(seconds, number):
@@ -159,16 +155,21 @@ def signal_after(seconds, number):
     return sent
 
 
+def interrupt_soon(delay, call):
+    """Have Ctrl-C end a call."""
+    sent = signal_after(delay, signal.SIGINT)
+    with raises(KeyboardInterrupt):
+        call()
+    elapsed = time.perf_counter() - sent[0]
+    assert elapsed < 0.2, f"{elapsed:.3f} s from the signal to the exception"
+
+
 def interrupt(kind, threads):
     args = problem()
     expected = attend(*args)
     long_call = call_that_takes(30, kind, threads)
     for delay in (0.1, 0.25, 0.45):
-        sent = signal_after(delay, signal.SIGINT)
-        with raises(KeyboardInterrupt):
-            attend(*long_call, num_threads=threads)
-        elapsed = time.perf_counter() - sent[0]
-        assert elapsed < 0.2, f"{elapsed:.3f} s from the signal to the exception"
+        interrupt_soon(delay, partial(attend, *long_call, num_threads=threads))
         assert_array_equal(attend(*args, num_threads=threads), expected)
 
 
@@ -177,12 +178,10 @@ def interrupt_while_one_thread_is_left(trials):
     call = call_that_takes(30, "one query block", 1)
     query, key, value = (np.broadcast_to(x, (2, *x.shape[1:])) for x in call)
     lengths = [key.shape[2] // 400, key.shape[2]]
-    for trial in range(trials):
-        sent = signal_after(0.25, signal.SIGINT)
-        with raises(KeyboardInterrupt):
-            attend(query, key, value, key_lengths=lengths[:: (-1) ** trial], num_threads=2)
-        elapsed = time.perf_counter() - sent[0]
-        assert elapsed < 0.2, f"{elapsed:.3f} s from the signal to the exception"
+    for _ in range(trials):
+        lengths.reverse()
+        options = {"key_lengths": lengths, "num_threads": 2}
+        interrupt_soon(0.25, partial(attend, query, key, value, **options))
 
 
 def interrupt_main_while_a_thread_computes():
@@ -228,22 +227,23 @@ def long_calls(kind):
         key = np.broadcast_to(np.ones(64, np.float32), (1 << 28, 64))
         mask = np.broadcast_to(np.zeros(1, bool), (40, 1 << 28))
         return lambda: attend(np.ones((40, 64), np.float32), key, key, mask)
+    wide = np.broadcast_to(np.ones(1 << 21, np.float32), (4096, 1 << 21))
+    sizes = {"wide keys": (8, 0, 64), "wide values": (8, 64, 0), "wide decode": (1, 0, 64)}
+    if kind in sizes:
+        n_q, d_qk, d_v = sizes[kind]
+        key, value = (wide[: 4096 if n_q == 1 else 8, : d or None] for d in (d_qk, d_v))
+        return lambda: [attend(key[:n_q], key, value, num_threads=1) for _ in range(20)]
     row = np.ones((1, 1 << 28), np.float32)
     if kind == "softmax":
         return lambda: [attn_engine.softmax(row) for _ in range(20)]
     rows = row.reshape(-1, 64)
     if kind == "merge":
-        return lambda: attn_engine.merge_attention([rows] * 4, [rows[:, 0]] * 4)
-    return lambda: attn_engine.rotary_embedding(rows, rows[:, :32], rows[:, :32])
+        return partial(attn_engine.merge_attention, [rows] * 4, [rows[:, 0]] * 4)
+    return partial(attn_engine.rotary_embedding, rows, rows[:, :32], rows[:, :32])
 
 
 def interrupt_long(kind):
-    call = long_calls(kind)
-    sent = signal_after(0.5, signal.SIGINT)
-    with raises(KeyboardInterrupt):
-        call()
-    elapsed = time.perf_counter() - sent[0]
-    assert elapsed < 0.2, f"{elapsed:.3f} s from the signal to the exception"
+    interrupt_soon(0.5, long_calls(kind))
 
 
 # Threads

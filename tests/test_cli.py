@@ -118,10 +118,32 @@ def test_the_package_runs_as_the_script_does(arguments):
     assert run("attn_engine").stdout == run("attn_engine.cli").stdout
 
 
-@pytest.mark.parametrize("module", ["attn_engine.cli", "attn_engine"])
+COMMANDS = {
+    "info": [],
+    "demo": [],
+    "bench": ["--quick"],
+    "report": ["results.json"],
+    "diagnose": ["--op", "sdpa", "query=2,5,64"],
+}
+
+
+def test_every_command_meets_a_bad_environment_below(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["no such command"])
+    choices = capsys.readouterr().err.split("choose from ")[1]
+    assert choices.count(",") == len(COMMANDS) - 1
+    assert all(name in choices for name in COMMANDS)
+
+
+@pytest.mark.parametrize(
+    "module, arguments",
+    [("attn_engine", [])]
+    + [(m, [c, *rest]) for m in ("attn_engine.cli", "attn_engine") for c, rest in COMMANDS.items()],
+    ids=str,
+)
 @pytest.mark.parametrize("name", ["ATTN_ENGINE_ISA", "ATTN_ENGINE_NUM_THREADS"])
-def test_bad_environment_is_one_line_and_exit_code_2(module, name):
-    command = [sys.executable, "-m", module, *(["info"] if module.endswith("cli") else [])]
+def test_bad_environment_is_one_line_and_exit_code_2(module, name, arguments):
+    command = [sys.executable, "-m", module, *arguments]
     run = subprocess.run(
         command,
         env=os.environ | {name: "sse9"},

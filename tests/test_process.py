@@ -52,8 +52,16 @@ def test_b100_ctrl_c_ends_a_call_of_30_s_within_200_ms(isa, kind, threads):
     run(process_programs.interrupt, kind, threads, ATTN_ENGINE_ISA=isa)
 
 
-@pytest.mark.parametrize("kind", ["hiding mask", "softmax", "merge", "rotary"])
-def test_b100_ctrl_c_ends_a_call_of_one_long_piece_of_work(kind):
+LONG_PIECES = ["hiding mask", "softmax", "wide keys", "wide values", "wide decode"]
+
+
+@pytest.mark.parametrize("kind", LONG_PIECES)
+def test_b100_ctrl_c_ends_a_call_of_one_long_piece_of_work(isa, kind):
+    run(process_programs.interrupt_long, kind, ATTN_ENGINE_ISA=isa)
+
+
+@pytest.mark.parametrize("kind", ["merge", "rotary"])
+def test_b100_ctrl_c_ends_numpys_part_of_a_long_call(kind):
     run(process_programs.interrupt_long, kind)
 
 
