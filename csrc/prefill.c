@@ -273,17 +273,18 @@ static void begin_block(block *b) {
     for (int v = 0; v < b->vecs; v++) b->empty[v] = true;
 }
 
-/* Stores what a block's rows have come to. With `small` that is the output of those which overflowed. */
-static void end_block(block *b, const real *block_max) {
+/* Stores what a block's rows have come to; does any overflow? With `small` it is the output of those that
+ * did. */
+static bool end_block(block *b, const real *block_max) {
     const attn_problem *p = b->p;
     const int64_t rows = p->query_starts ? b->n : min_i(BLOCK_Q, p->n_q - b->i0);
     mark_lost_rows(b);
     if (p->sinks) add_sink(b);
-    for (int64_t r = 0; r < rows; r++) {
-        if (attn_should_stop(p->d_v)) return;
-        if (!b->small || b->overflow[r]) b->overflow[r] = !store_row(b, r);
-    }
+    bool any = false;
+    for (int64_t r = 0; r < rows; r++)
+        if (!b->small || b->overflow[r]) any |= b->overflow[r] = !store_row(b, r);
     if (p->weights && !b->small) store_weights(b, b->seen, block_max);
+    return any;
 }
 
 /* The blocks of a task against keys [j0, j1), which lie in one block of keys. */
@@ -305,7 +306,7 @@ static void attend_blocks(block *blocks, int n, int64_t j0, int64_t j1) {
     if (blocks->p->weights) clear_around(blocks, views[0], j0, j1); /* there is one block then */
 }
 
-/* All of a task's blocks against all their keys. False if the call is to end early. */
+/* All of a task's blocks against all their keys; does the output of any row overflow? */
 static bool attend_task(block *blocks, int n, real *block_max) {
     const attn_problem *p = blocks->p;
     const int64_t block_kv = blocks->plan->block_kv;
@@ -322,8 +323,9 @@ static bool attend_task(block *blocks, int n, real *block_max) {
         attend_blocks(blocks, n, j0, j1);
         if (p->weights) memcpy(block_max + index * BLOCK_Q, blocks->m, BLOCK_Q * sizeof(real));
     }
-    for (block *b = blocks; b < blocks + n; b++) end_block(b, block_max);
-    return true;
+    bool any = false;
+    for (block *b = blocks; b < blocks + n; b++) any |= end_block(b, block_max);
+    return any;
 }
 
 static void run(const attn_call *call, int64_t task, void *scratch) {
@@ -331,15 +333,11 @@ static void run(const attn_call *call, int64_t task, void *scratch) {
     const attn_problem *p = call->problem;
     const int n = blocks_of(call, task, scratch, blocks);
     real *block_max = (real *)scratch + call->plan->scratch.block_max;
-    bool again = false;
 
     if (p->query_starts && blocks->band.n_q <= DECODE_MAX_Q) return; /* the decode kernel's */
     if (!attend_task(blocks, n, block_max)) return;
-    for (block *b = blocks; b < blocks + n; b++) {
-        b->small = true;
-        for (int64_t r = 0; r < BLOCK_Q; r++) again |= b->overflow[r];
-    }
-    if (again) attend_task(blocks, n, block_max);
+    for (block *b = blocks; b < blocks + n; b++) b->small = true;
+    attend_task(blocks, n, block_max);
 }
 
 /* Looks through one block of queries of one distinct dense mask. */
