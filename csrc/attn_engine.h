@@ -177,6 +177,7 @@ attn_isa attn_get_isa(void);
 void attn_set_isa(attn_isa isa);
 
 int attn_default_threads(void);           /* min(OpenMP's maximum now, CPU affinity, quota) */
+int attn_usable_cpus(void);               /* that threads may run on; 0 = not known */
 void attn_set_cpu_quota(int cpus);        /* 0 = none */
 void attn_set_thread_stack(size_t bytes); /* of the threads that OpenMP starts; 0 = the default */
 int attn_openmp_version(void);            /* the _OPENMP date, 0 without OpenMP */

@@ -8,6 +8,7 @@
 #include "internal.h"
 
 #include <pthread.h>
+#include <setjmp.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <time.h>
@@ -30,10 +31,26 @@
 #define POLL_WORK (1 << 16) /* numbers handled between two looks at the clock */
 #define TASK_WORK 1024      /* what a task is taken for that does not ask itself */
 
+typedef struct team {
+    attn_call call;
+    int (*poll)(void);
+    atomic_bool stop;
+    atomic_int arrived;   /* at the end of a phase, all phases counted together */
+    atomic_llong next[3]; /* of each phase */
+    char *scratch;        /* threads x scratch_bytes */
+    size_t scratch_bytes;
+    /* for a fork by a signal handler, which poll() may run: see before_fork */
+    atomic_bool hold;   /* no other thread than the calling one may begin a task */
+    atomic_int at_work; /* of the others, those that may be at one */
+    bool alone;         /* in a child: the others are not there */
+    jmp_buf leave;
+} team;
+
 typedef struct watch {
-    atomic_bool *stop;
+    team *team;
     int (*poll)(void); /* NULL on all threads but the calling one */
     int64_t next_ns, work;
+    struct watch *outer; /* of the call whose signal handler made this one */
 } watch;
 
 /* Of the call that the thread works for; asked often, so found without a call. */
@@ -53,10 +70,10 @@ bool attn_should_stop(int64_t work) {
         w->work = 0;
         if (now >= w->next_ns) {
             w->next_ns = now + POLL_NS;
-            if (w->poll()) atomic_store_explicit(w->stop, true, memory_order_relaxed);
+            if (w->poll()) atomic_store_explicit(&w->team->stop, true, memory_order_relaxed);
         }
     }
-    return atomic_load_explicit(w->stop, memory_order_relaxed);
+    return atomic_load_explicit(&w->team->stop, memory_order_relaxed);
 }
 
 /* ---- scratch arena, one per calling thread ------------------------------------------------------ */
@@ -84,8 +101,7 @@ static void arena_free(void *value) {
  * dissolve the team before the fork, it is formed again when needed. LLVM's and Intel's runtimes, which
  * may serve GCC's calls too, look after themselves, and a pause of theirs at this point never ends. So
  * the library that the calls are bound to is asked whose it is. */
-static void before_fork(void) {
-    pthread_mutex_lock(&growth);
+static void dissolve_team(void) {
 #ifdef _OPENMP
     Dl_info library;
     team_size = 1;
@@ -98,11 +114,30 @@ static void before_fork(void) {
 #endif
 }
 
-static void after_fork(void) { pthread_mutex_unlock(&growth); }
+/* A signal handler that forks in the middle of a call: the others of its team end their tasks and begin
+ * none until the fork is over. So in the child no task is lost, and its one thread does what is left. */
+static void before_fork(void) {
+    for (watch *w = own_watch; w; w = w->outer) {
+        atomic_store(&w->team->hold, true);
+        while (atomic_load(&w->team->at_work) > 0) sched_yield();
+    }
+    pthread_mutex_lock(&growth);
+    dissolve_team();
+}
+
+static void after_fork(void) {
+    pthread_mutex_unlock(&growth);
+    for (watch *w = own_watch; w; w = w->outer) atomic_store(&w->team->hold, false);
+}
+
+static void after_fork_in_child(void) {
+    for (watch *w = own_watch; w; w = w->outer) w->team->alone = true;
+    after_fork();
+}
 
 static void set_up(void) {
     pthread_key_create(&arena_key, arena_free);
-    pthread_atfork(before_fork, after_fork, after_fork);
+    pthread_atfork(before_fork, after_fork, after_fork_in_child);
 }
 
 /* At least `size` bytes aligned to a cache line, or NULL. To be given back with arena_put. */
@@ -138,21 +173,11 @@ static void arena_put(void *memory) {
 
 /* ---- team -------------------------------------------------------------------------------------- */
 
-typedef struct team {
-    attn_call call;
-    int (*poll)(void);
-    atomic_bool stop;
-    atomic_int arrived; /* at the end of a phase, all phases counted together */
-    atomic_llong next_prepare, next_task, next_merge;
-    char *scratch; /* threads x scratch_bytes */
-    size_t scratch_bytes;
-} team;
-
 /* Until so many threads have come, counted over all phases. Not OpenMP's barrier: that is deaf to
  * signals, and the calling thread must hear them while others work on. */
 static void wait_for_all(team *t, int arrivals) {
     const struct timespec nap = {0, 50000};
-    for (int64_t turn = 0; atomic_load(&t->arrived) < arrivals; turn++) {
+    for (int64_t turn = 0; atomic_load(&t->arrived) < arrivals && !t->alone; turn++) {
         if (turn < 4000) continue; /* the usual wait is short */
         if (turn < 8000) sched_yield();
         else nanosleep(&nap, NULL);
@@ -160,34 +185,54 @@ static void wait_for_all(team *t, int arrivals) {
     }
 }
 
-/* Tasks of a phase are independent: the counter orders nothing, arrivals order the phases. */
-static int64_t next_of(atomic_llong *counter) {
-    return atomic_fetch_add_explicit(counter, 1, memory_order_relaxed);
+/* Marks that a thread may be at a task, once no fork is under way. The calling thread needs none. */
+static void begin_work(team *t, int thread) {
+    const struct timespec nap = {0, 50000};
+    if (thread == 0) return;
+    for (atomic_fetch_add(&t->at_work, 1); atomic_load(&t->hold);
+         atomic_fetch_add(&t->at_work, 1)) {
+        atomic_fetch_sub(&t->at_work, 1);
+        nanosleep(&nap, NULL);
+    }
+}
+
+static void end_work(team *t, int thread) {
+    if (thread > 0) atomic_fetch_sub(&t->at_work, 1);
+}
+
+enum { PREPARE, RUN, MERGE };
+
+/* Tasks of a phase as long as there are any. They are independent: the counter orders nothing, arrivals
+ * order the phases. */
+static void run_phase(team *t, int thread, int phase, int64_t n) {
+    const attn_kernel *kernel = t->call.plan->kernel;
+    void *scratch = t->scratch + (size_t)thread * t->scratch_bytes;
+    for (bool more = true; more;) {
+        begin_work(t, thread);
+        const int64_t task = atomic_fetch_add_explicit(&t->next[phase], 1, memory_order_relaxed);
+        more = task < n && !attn_should_stop(TASK_WORK);
+        if (more && phase == PREPARE) kernel->prepare(&t->call, task);
+        else if (more && phase == RUN) kernel->run(&t->call, task, scratch);
+        else if (more) kernel->merge(&t->call, task);
+        end_work(t, thread);
+    }
+    if (phase != MERGE) atomic_fetch_add(&t->arrived, 1);
 }
 
 static void work(team *t, int thread, int threads) {
     const attn_plan *plan = t->call.plan;
-    watch *const outer = own_watch; /* of a call whose signal handler makes this one */
-    watch own = {&t->stop, thread == 0 ? t->poll : NULL, now_ns() + POLL_NS, 0};
-    void *scratch = t->scratch + (size_t)thread * t->scratch_bytes;
+    watch own = {t, thread == 0 ? t->poll : NULL, now_ns() + POLL_NS, 0, own_watch};
     int arrivals = 0;
-    int64_t task;
     own_watch = &own;
     if (plan->n_prepares) {
-        while ((task = next_of(&t->next_prepare)) < plan->n_prepares &&
-               !attn_should_stop(TASK_WORK))
-            plan->kernel->prepare(&t->call, task);
-        atomic_fetch_add(&t->arrived, 1);
+        run_phase(t, thread, PREPARE, plan->n_prepares);
         wait_for_all(t, arrivals += threads);
     }
-    while ((task = next_of(&t->next_task)) < plan->n_tasks && !attn_should_stop(TASK_WORK))
-        plan->kernel->run(&t->call, task, scratch);
-    atomic_fetch_add(&t->arrived, 1);
+    run_phase(t, thread, RUN, plan->n_tasks);
     arrivals += threads;
     if (plan->n_merges || thread == 0) wait_for_all(t, arrivals);
-    while ((task = next_of(&t->next_merge)) < plan->n_merges && !attn_should_stop(TASK_WORK))
-        plan->kernel->merge(&t->call, task);
-    own_watch = outer;
+    if (plan->n_merges) run_phase(t, thread, MERGE, plan->n_merges);
+    own_watch = own.outer;
 }
 
 static size_t thread_stack; /* 0 = the system's */
@@ -249,6 +294,7 @@ static void run_team(team *t, int threads) {
         threads = team_size + threads_that_start(threads - team_size);
     }
     team_size = threads;
+    if (setjmp(t->leave)) return;
     /* There may be fewer than asked for. None waits for the others to begin: waking one takes longer
      * than a small call. */
 #pragma omp parallel num_threads(threads)
@@ -256,6 +302,9 @@ static void run_team(team *t, int threads) {
         const int thread = omp_get_thread_num();
         if (grows && thread == 0) pthread_mutex_unlock(&growth); /* all have been started */
         work(t, thread, omp_get_num_threads());
+        /* OpenMP would wait for threads that a child does not have. From here on it counts this one as
+         * inside of a team, and gives it no other. */
+        if (t->alone) longjmp(t->leave, 1);
     }
 }
 #endif
@@ -328,48 +377,4 @@ attn_status attn_backward(const attn_backward_problem *problem, int (*poll)(void
     }
     const attn_plan plan = attn_plan_backward(problem, false);
     return run_plan(problem, &plan, poll);
-}
-
-/* ---- how many threads --------------------------------------------------------------------------- */
-
-static atomic_int cpu_quota; /* 0 = none */
-
-void attn_set_cpu_quota(int cpus) { cpu_quota = cpus; }
-
-#ifdef _OPENMP
-/* CPUs that threads may run on. Once OpenMP has bound the calling thread to one place, its places tell. */
-static int usable_cpus(void) {
-    int n = 0;
-    if (omp_get_proc_bind() != omp_proc_bind_false) {
-        for (int place = 0; place < omp_get_num_places(); place++)
-            n += omp_get_place_num_procs(place);
-        return n > 0 ? n : omp_get_num_procs();
-    }
-#ifdef __linux__
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) == 0) n = CPU_COUNT(&set);
-#endif
-    return n;
-}
-#endif
-
-int attn_default_threads(void) {
-#ifdef _OPENMP
-    int n =
-        omp_get_max_threads(); /* asked at call time: threadpoolctl and OMP_NUM_THREADS act on it */
-    const int cpus = usable_cpus();
-    if (cpus > 0 && cpus < n) n = cpus;
-    if (cpu_quota > 0 && cpu_quota < n) n = cpu_quota;
-    return n;
-#else
-    return 1;
-#endif
-}
-
-int attn_openmp_version(void) {
-#ifdef _OPENMP
-    return _OPENMP;
-#else
-    return 0;
-#endif
 }

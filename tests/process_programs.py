@@ -6,7 +6,6 @@
 import ctypes
 import json
 import math
-import multiprocessing
 import os
 import resource
 import signal
@@ -14,7 +13,6 @@ import sys
 import threading
 import time
 import timeit
-import traceback
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -49,74 +47,6 @@ def raises(error):
     except error:
         return
     raise AssertionError(f"no {error.__name__}")
-
-
-# Forks
-
-
-def in_fork(check):
-    """Run check() in a forked child, which an alarm kills if it hangs."""
-    child = os.fork()
-    if child == 0:
-        signal.alarm(20)
-        status = 1
-        try:
-            check()
-            status = 0
-        except Exception:  # noqa: BLE001 - the child must end here, whatever happened
-            traceback.print_exc()
-        finally:
-            os._exit(status)
-    _, status = os.waitpid(child, 0)
-    assert status == 0, f"wait status of the child: {status} (14: it hung)"
-
-
-def fork_again_and_again(cycles):
-    args = problem()
-    expected = attend(*args, num_threads=1)
-
-    def check():
-        assert_array_equal(attend(*args, num_threads=3), expected)
-
-    for _ in range(cycles):
-        check()
-        assert count_threads() >= 3, "the call started no threads, so this would show nothing"
-        in_fork(check)
-        check()
-
-
-def fork_while_threads_compute(forks):
-    args = problem()
-    expected = attend(*args, num_threads=1)
-    stop = threading.Event()
-
-    def check():
-        assert_array_equal(attend(*args, num_threads=2), expected)
-
-    def keep_checking():
-        while not stop.is_set():
-            check()
-
-    with ThreadPoolExecutor(2) as pool:
-        busy = [pool.submit(keep_checking) for _ in range(2)]
-        try:
-            for _ in range(forks):
-                in_fork(check)
-        finally:
-            stop.set()
-        for future in busy:
-            future.result()
-
-
-def attend_to_seed(seed):
-    return attend(*problem(seed), num_threads=2)
-
-
-def fork_pool(processes):
-    expected = [attend_to_seed(seed) for seed in range(16)]
-    with multiprocessing.get_context("fork").Pool(processes) as pool:
-        outputs = pool.map_async(attend_to_seed, range(16)).get(timeout=60)
-    assert_array_equal(outputs, expected)
 
 
 # Signals

@@ -4,6 +4,7 @@ Whatever could hang or end the interpreter runs in one of its own: process_progr
 is run and checked there, this file in which settings.
 """
 
+import ctypes.util
 import json
 import os
 import platform
@@ -11,6 +12,7 @@ import shutil
 import subprocess
 import sys
 
+import fork_programs
 import numpy as np
 import process_programs
 import pytest
@@ -23,7 +25,7 @@ x86_64 = pytest.mark.skipif(platform.machine() != "x86_64", reason="about x86-64
 
 def run(program, *args, emulator=(), timeout=120, **environment):
     """Run a program in a fresh interpreter; its failure or hang is the test's."""
-    script = process_programs.__file__
+    script = sys.modules[program.__module__].__file__
     command = [*emulator, sys.executable, script, program.__name__, json.dumps(args)]
     env = {k: v for k, v in os.environ.items() if not k.startswith("ATTN_ENGINE_")}
     # NumPy's own threads would be counted as ours, and slow down the start of every program
@@ -35,15 +37,34 @@ def run(program, *args, emulator=(), timeout=120, **environment):
 
 
 def test_b97_parent_and_child_both_compute_after_a_fork(isa):
-    run(process_programs.fork_again_and_again, 100, ATTN_ENGINE_ISA=isa)
+    run(fork_programs.fork_again_and_again, 100, ATTN_ENGINE_ISA=isa)
 
 
 def test_b97_fork_while_other_threads_are_in_a_call():
-    run(process_programs.fork_while_threads_compute, 50)
+    run(fork_programs.fork_while_threads_compute, 50)
+
+
+@pytest.mark.parametrize("isa", ["avx2", "scalar"], ids=str)
+def test_fork_in_a_signal_handler_during_a_call_on_two_threads(isa):
+    if isa in _core.supported_isas():
+        run(fork_programs.fork_in_a_signal_handler, 10, ATTN_ENGINE_ISA=isa)
+
+
+@pytest.mark.parametrize("how", ["preloaded", "loaded globally"])
+def test_fork_where_another_openmp_runtime_serves_the_calls(how):
+    library = ctypes.util.find_library("omp")
+    if library is None and "CI" in os.environ:
+        pytest.fail("LLVM's libomp is required in CI")
+    if library is None:
+        pytest.skip("LLVM's OpenMP (Debian package libomp5-14) not found")
+    if how == "preloaded":
+        run(fork_programs.fork_again_and_again, 10, LD_PRELOAD=library)
+    else:
+        run(fork_programs.fork_beside_a_global_runtime, library, 10)
 
 
 def test_b97_fork_pool():
-    run(process_programs.fork_pool, 4)
+    run(fork_programs.fork_pool, 4)
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -140,6 +140,7 @@ cdef extern from "attn_engine.h":
     attn_isa attn_get_isa() noexcept
     void attn_set_isa(attn_isa isa) noexcept
     int attn_default_threads() noexcept
+    int attn_usable_cpus() noexcept
     void attn_set_cpu_quota(int cpus) noexcept
     void attn_set_thread_stack(size_t bytes) noexcept
     int attn_openmp_version() noexcept

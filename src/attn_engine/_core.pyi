@@ -117,6 +117,7 @@ def supported_isas() -> tuple[str, ...]: ...  # the compiled tiers this CPU can 
 def get_isa() -> str: ...
 def set_isa(name: str) -> None: ...  # a name from supported_isas()
 def default_threads() -> int: ...  # min(OpenMP maximum now, CPU affinity, quota)
+def usable_cpus() -> int: ...  # that threads may run on; 0 = not known
 def set_cpu_quota(cpus: int) -> None: ...  # 0 = none
 def set_thread_stack(size: int) -> None: ...  # bytes; 0 = the default
 def build_info() -> dict[str, Any]: ...  # version, compiler, openmp (0 = none), isas, dtypes

@@ -265,6 +265,10 @@ def default_threads():
     return attn_default_threads()
 
 
+def usable_cpus():
+    return attn_usable_cpus()
+
+
 def set_cpu_quota(int cpus):
     attn_set_cpu_quota(cpus)
 
@@ -275,13 +279,12 @@ def set_thread_stack(size_t size):
 
 def build_info():
     return {
-        "version": version, "compiler": ATTN_COMPILER.decode(), "openmp": attn_openmp_version(),
-        "isas": ISAS, "dtypes": DTYPES,
+        "version": version, "compiler": ATTN_COMPILER.decode(), "isas": ISAS, "dtypes": DTYPES,
+        "openmp": attn_openmp_version(),
     }
 
 
-# ---- DLPack: tensors of other libraries, bfloat16 included, without a copy ----
-# The versioned struct has the same tensor behind a longer head.
+# ---- DLPack: tensors of other libraries without a copy; versioned ones have a longer head ----
 
 cdef struct dl_device:
     int32_t type, id

@@ -220,10 +220,8 @@ def _threads_reason() -> str:
 
 
 def _affinity() -> int:
-    """CPUs that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """CPUs that threads may run on, whether or not OpenMP has bound this one to some of them."""
+    return _core.usable_cpus() or os.cpu_count() or 1
 
 
 def _as_lines(config: dict[str, Any], indent: str = "") -> list[str]:
