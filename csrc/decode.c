@@ -23,9 +23,11 @@
 typedef struct split {
     const attn_problem *p;
     const attn_plan *plan;
-    int64_t batch, kv_head, index, first_task; /* index among the entry's splits; task of index 0 */
-    int64_t slice;                             /* (batch, kv_head) as one number */
-    int64_t query_row, key_row;                /* where the entry's rows begin (packed sequences) */
+    int64_t batch, kv_head;
+    int64_t first, index,
+        task;      /* the first split that the entry sees, this one, the first one's task */
+    int64_t slice; /* (batch, kv_head) as one number */
+    int64_t query_row, key_row; /* where the entry's rows begin (packed sequences) */
     band band;
     key_range keys; /* that any of the entry's queries sees */
 } split;
@@ -35,29 +37,26 @@ static split split_of(const attn_call *call, int64_t batch, int64_t kv_head) {
     const attn_plan *plan = call->plan;
     split s = {.p = p, .plan = plan, .batch = batch, .kv_head = kv_head, .band = band_of(p, batch)};
     s.slice = batch * p->n_kv_heads + kv_head;
-    s.first_task = s.slice * plan->splits;
+    s.task = plan->cells ? kv_head * plan->cells + cell_of(p->key_starts, batch, SPLIT_KV)
+                         : s.slice * plan->splits;
     if (p->query_starts) {
         s.query_row = p->query_starts[batch];
         s.key_row = p->key_starts[batch];
-        s.first_task = kv_head * plan->splits + cell_of(p->key_starts, batch, SPLIT_KV);
         if (s.band.n_q > DECODE_MAX_Q) s.band.n_q = 0; /* the prefill kernel's */
     }
     s.keys = s.band.n_q ? band_range(&s.band, 0, s.band.n_q) : (key_range){0, 0};
+    s.first = s.keys.begin / SPLIT_KV;
     return s;
 }
 
-/* The split that a task is. In the packed form plan->splits counts the cells of one kv head. */
+/* The split that a task is. */
 static split split_of_task(const attn_call *call, int64_t task) {
     const attn_problem *p = call->problem;
-    const int64_t slice = task / call->plan->splits;
-    if (!p->query_starts) {
-        split s = split_of(call, slice / p->n_kv_heads, slice % p->n_kv_heads);
-        s.index = task - s.first_task;
-        return s;
-    }
-    const int64_t batch = sequence_of(p->key_starts, p->batch, SPLIT_KV, task % call->plan->splits);
-    split s = split_of(call, batch, slice);
-    s.index = task - s.first_task;
+    const int64_t cells = call->plan->cells, slice = task / call->plan->splits;
+    split s = cells ? split_of(call, sequence_of(p->key_starts, p->batch, SPLIT_KV, task % cells),
+                               task / cells)
+                    : split_of(call, slice / p->n_kv_heads, slice % p->n_kv_heads);
+    s.index = s.first + task - s.task;
     return s;
 }
 
@@ -318,7 +317,8 @@ static void store_weights(const attn_call *call, const split *s, int64_t r, real
     for (int64_t j = keys.begin, n; j < keys.end; j += n) {
         if (attn_should_stop(LANES)) return;
         n = min_i(LANES, min_i(round_up(j + 1, SPLIT_KV), keys.end) - j);
-        const vec top = v_set1(split_max[j / SPLIT_KV]), reference = v_reference_max(v_set1(m));
+        const vec top = v_set1(split_max[j / SPLIT_KV - s->first]),
+                  reference = v_reference_max(v_set1(m));
         const vec factor = v_div(v_exp16(v_sub(top, reference)), v_set1(l));
         v_store_io_part(row + j, v_mul(v_load_part(kept + j, (int)n), factor), (int)n);
     }
@@ -329,11 +329,10 @@ static void merge_row(const attn_call *call, const split *s, int64_t r) {
     const attn_problem *p = s->p;
     const attn_plan *plan = s->plan;
     const row_index i = row_of(s, r);
-    const int64_t splits = max_i(1, (s->band.n_kv + SPLIT_KV - 1) / SPLIT_KV),
+    const int64_t splits = max_i(1, (s->keys.end + SPLIT_KV - 1) / SPLIT_KV - s->first),
                   step = plan->rows * plan->partial;
-    real *const first = (real *)call->shared + s->first_task * step + r * plan->partial;
-    real *const split_max =
-        (real *)call->shared + plan->shared_reals - plan->n_tasks + s->first_task;
+    real *const first = (real *)call->shared + s->task * step + r * plan->partial;
+    real *const split_max = (real *)call->shared + plan->shared_reals - plan->n_tasks + s->task;
     split_max[0] = first[0];
     for (int64_t k = 1; k < splits; k++) {
         if (attn_should_stop(p->d_v)) return;

@@ -45,8 +45,11 @@ typedef struct attn_plan {
     int64_t q_blocks;                      /* per head (packed: of all sequences together) */
     int64_t task_blocks, q_tasks; /* prefill: blocks of queries of a task, tasks per head */
     int64_t block_kv, key_blocks;
-    int64_t splits, rows; /* decode: key splits, rows that share a kv head; additive: a task's;
-                             additive backward: shares of columns, rows of a block */
+    int64_t first_block; /* prefill: that the band shows; key_blocks counts from it */
+    int64_t splits,
+        rows;      /* decode: key splits that an entry sees at most, rows that share a kv head;
+                             additive: a task's; additive backward: shares of columns, rows of a block */
+    int64_t cells; /* decode, packed: tasks of a kv head, if not as many for each sequence */
     int64_t d_qk_padded, d_v_padded;
     bool copy_keys, copy_values;
     bool one_pass;   /* backward: a task is all of a kv head, so that nothing is computed twice */

@@ -47,6 +47,13 @@ static int64_t visible_pairs(const attn_problem *p, int64_t block_q) {
     return pairs;
 }
 
+/* Blocks of `size` keys, from key 0 on, that have any that the band shows to the first n_q queries. */
+static key_range visible_blocks(const attn_problem *p, int64_t batch, int64_t n_q, int64_t size) {
+    const band m = band_of(p, batch);
+    const key_range keys = band_range(&m, 0, smaller(m.n_q, n_q));
+    return (key_range){keys.begin / size, (keys.end + size - 1) / size};
+}
+
 static int64_t take(int64_t *total, int64_t reals) { /* a piece of scratch, aligned to 64 bytes */
     const int64_t start = *total;
     *total += round_up_to(reals, 16);
@@ -78,7 +85,16 @@ static void plan_prefill(const attn_problem *p, attn_plan *plan) {
     plan->block_kv = larger(32, smaller(128, KEY_BLOCK_BYTES / row_bytes / 8 * 8));
     if (p->cache)
         plan->block_kv = larger(16, plan->block_kv / 16 * 16); /* whole vectors of a tile */
-    plan->key_blocks = (p->n_kv + plan->block_kv - 1) / plan->block_kv;
+    plan->first_block = INT64_MAX;
+    int64_t end = 0;
+    for (int64_t b = 0; b < p->batch; b++) {
+        const key_range seen = visible_blocks(p, b, p->n_q, plan->block_kv);
+        if (seen.begin == seen.end) continue;
+        plan->first_block = smaller(plan->first_block, seen.begin);
+        end = larger(end, seen.end);
+    }
+    plan->first_block = smaller(plan->first_block, end);
+    plan->key_blocks = end - plan->first_block;
     plan->copy_keys = widened || p->cache;
     plan->copy_values = widened || p->cache || plan->d_v_padded != p->d_v;
     plan->q_blocks = (p->n_q + block_q - 1) / block_q;
@@ -93,13 +109,13 @@ static void plan_prefill(const attn_problem *p, attn_plan *plan) {
     attn_scratch *s = &plan->scratch;
     const int64_t task_q = plan->task_blocks * block_q;
     /* the last score tile may write past the block's keys */
-    const int64_t keys = p->weights ? plan->key_blocks * plan->block_kv : plan->block_kv;
+    const int64_t keys = p->weights ? round_up_to(p->n_kv, plan->block_kv) : plan->block_kv;
     const int64_t score_rows = keys + plan->kernel->tile_keys;
     s->queries = take(&s->reals, p->d_qk * task_q);
     s->scores = take(&s->reals, score_rows * block_q);
     s->output = take(&s->reals, task_q * plan->d_v_padded);
     s->rows = take(&s->reals, 4 * task_q);
-    s->block_max = take(&s->reals, p->weights ? plan->key_blocks * block_q : 0);
+    s->block_max = take(&s->reals, p->weights ? keys / plan->block_kv * block_q : 0);
     s->keys = take(&s->reals, plan->copy_keys ? plan->block_kv * plan->d_qk_padded : 0);
     s->values = take(&s->reals, plan->copy_values ? plan->block_kv * plan->d_v_padded : 0);
     s->hidden = take(&s->reals, plan->block_kv * block_q / plan->real_bytes + 1);
@@ -109,10 +125,18 @@ static void plan_prefill(const attn_problem *p, attn_plan *plan) {
 static void plan_decode(const attn_problem *p, attn_plan *plan) {
     const int64_t n_q = smaller(p->n_q, DECODE_MAX_Q);
     plan->rows = p->n_heads / p->n_kv_heads * n_q;
-    plan->splits = p->query_starts ? cell_of(p->key_starts, p->batch, SPLIT_KV)
-                                   : larger(1, (p->n_kv + SPLIT_KV - 1) / SPLIT_KV);
+    plan->splits = 1;
+    for (int64_t b = 0; b < p->batch; b++) {
+        const key_range seen = visible_blocks(p, b, n_q, SPLIT_KV);
+        plan->splits = larger(plan->splits, seen.end - seen.begin);
+    }
     plan->n_merges = p->batch * p->n_kv_heads;
-    plan->n_tasks = (p->query_starts ? p->n_kv_heads : plan->n_merges) * plan->splits;
+    plan->n_tasks = plan->n_merges * plan->splits;
+    if (p->query_starts) { /* fewer where one sequence is much longer than the others */
+        const int64_t cells = cell_of(p->key_starts, p->batch, SPLIT_KV);
+        if (cells < p->batch * plan->splits) plan->cells = cells;
+        if (plan->cells) plan->n_tasks = p->n_kv_heads * cells;
+    }
     plan->partial = plan->d_v_padded + PARTIAL_HEAD;
     /* partials; kept weights; the sink as a partial of each merge; the maximum of each split */
     plan->shared_reals = plan->n_tasks * plan->rows * plan->partial +

@@ -110,7 +110,7 @@ static tile_view view_of(const block *b, int64_t j0, int64_t j1) {
     if (t.j0 >= t.j1) return t;
     if (b->dense.kind != ATTN_MASK_NONE) {
         const int64_t index = j0 / b->plan->block_kv, corner = index * b->plan->block_kv;
-        const attn_tile_class c = b->classes[index];
+        const attn_tile_class c = b->classes[index - b->plan->first_block];
         t = (tile_view){b->i0 + c.i0, min_i(b->i0 + c.i1, b->i1), max_i(t.j0, corner + c.j0),
                         min_i(t.j1, corner + c.j1), c.full, c.hides};
     }
@@ -350,7 +350,7 @@ static void prepare(const attn_call *call, int64_t task) {
     attn_tile_class *out = (attn_tile_class *)call->shared + task * plan->key_blocks;
     for (int64_t k = 0; k < plan->key_blocks; k++) {
         if (attn_should_stop(BLOCK_Q * plan->block_kv)) return;
-        const int64_t j0 = k * plan->block_kv;
+        const int64_t j0 = (plan->first_block + k) * plan->block_kv;
         const tile_view t = dense_view(&mask, (tile_view){.i0 = i0, .i1 = min_i(i0 + BLOCK_Q, p->n_q), .j0 = j0, .j1 = min_i(j0 + plan->block_kv, p->n_kv)});
         out[k] = (attn_tile_class){0};
         if (t.j0 < t.j1)

@@ -41,9 +41,10 @@ static void softmax_row(const attn_softmax_problem *p, int64_t i) {
         const vec e = v_exp16(v_mul(v_sub(visible_scores(row, &mask, i, j, lanes), m), log2e));
         v_store_stored_part(out + j, l == 0 ? v_zero() : v_div(e, v_set1(l)), lanes);
     }
-    for (int64_t j = n; j < p->n; j += ASK_EVERY) {
+    const stored fill = s_store(l != l ? l : 0); /* a row that sees NaN is that throughout */
+    for (int64_t j0 = n; j0 < p->n; j0 += ASK_EVERY) {
         if (attn_should_stop(ASK_EVERY / LANES)) return;
-        memset(out + j, 0, (size_t)min_i(ASK_EVERY, p->n - j) * sizeof *out);
+        for (int64_t j = j0; j < min_i(j0 + ASK_EVERY, p->n); j++) out[j] = fill;
     }
 }
 

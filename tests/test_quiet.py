@@ -125,7 +125,7 @@ def test_no_function_is_forgotten():
     without_floats = {"diagnose", "explain", "show_config"}
     functions = {
         name for name in attn_engine.__all__
-        if not isinstance(value := getattr(attn_engine, name), (type, str))
+        if not isinstance(getattr(attn_engine, name), (type, str))
         and not name.startswith(("get_", "set_"))
     }  # fmt: skip
     assert functions - without_floats <= known

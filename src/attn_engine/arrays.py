@@ -24,6 +24,10 @@ _CPU_DEVICES = (1, 3)
 _OVERLAP_EFFORT = 10_000
 
 
+# Classes of JAX, torch and Keras, any of them a base of what these pass to a function they trace.
+_SYMBOLS = {"Tracer", "FakeTensor", "FunctionalTensor", "KerasTensor"}
+
+
 def as_array(name: str, value: Any) -> np.ndarray:
     """`value` as a plain ndarray of whatever dtype, without a copy where its memory can be read."""
     if type(value) is np.ndarray:
@@ -36,6 +40,12 @@ def as_array(name: str, value: Any) -> np.ndarray:
         )
     if isinstance(value, np.ndarray):
         return value.view(np.ndarray)
+    if not _SYMBOLS.isdisjoint(kind.__name__ for kind in type(value).__mro__):
+        raise TypeError(
+            f"{name}: got a {type(value).__name__}, which stands for an array while a program is "
+            f"traced and has no numbers; call this outside of jax.jit, torch.export or a Keras "
+            f"model's construction, or from a callback such as jax.pure_callback"
+        )
     if hasattr(value, "__dlpack_device__"):
         return _from_dlpack(name, value)
     if hasattr(value, "_fields"):  # alike in shape, the arrays of a result would become one
@@ -45,8 +55,9 @@ def as_array(name: str, value: Any) -> np.ndarray:
         )
     try:
         return np.asarray(value)
-    except (ValueError, TypeError) as error:
-        raise type(error)(f"{name}: cannot be read as an array; {error}") from error
+    except (ValueError, TypeError) as error:  # of any class: some take no text
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"{name}: cannot be read as an array; {error}") from error
 
 
 def _from_dlpack(name: str, tensor: Any) -> np.ndarray:
@@ -96,39 +107,48 @@ def as_floats(name: str, value: Any) -> np.ndarray:
     array = as_array(name, value)
     if dtype_code(array.dtype) is None:
         raise TypeError(
-            f"{name}: dtype {array.dtype} is not {SUPPORTED}; {_way_out(name, array.dtype)}"
+            f"{name}: dtype {array.dtype} is not {SUPPORTED}; {_way_out(name, array.dtype, value)}"
         )
     return array
 
 
-def _way_out(name: str, dtype: np.dtype) -> str:
+def _converted(name: str, given: Any, dtype: str) -> str:
+    """Code that converts what was given, a tensor of torch or an array."""
+    if hasattr(given, "resolve_neg"):
+        return f"{name}.to({dtype.replace('np.', 'torch.')})"
+    return f"{name}.astype({dtype})"
+
+
+def _way_out(name: str, dtype: np.dtype, given: Any) -> str:
     """The end of the message about a dtype that cannot be used."""
     if dtype.kind in "biu":
         return f"convert it, e.g. np.asarray({name}, dtype=np.float32)"
     if dtype.kind == "f":
-        return f"convert it, e.g. {name}.astype(np.float64)"
+        return f"convert it, e.g. {_converted(name, given, 'np.float64')}"
     if dtype.name.startswith(("float", "int", "uint")):  # of ml_dtypes: float8_e4m3fn, int4
-        return f"convert it, e.g. {name}.astype(np.float32)"
+        return f"convert it, e.g. {_converted(name, given, 'np.float32')}"
     if dtype.kind == "c":
         return "attention over complex numbers is not defined here"
     return "pass an array of numbers"
 
 
-def check_same_dtype(name: str, array: np.ndarray, other: str, model: np.ndarray) -> None:
-    """Two arrays have one dtype, byte order apart."""
+def check_same_dtype(
+    name: str, array: np.ndarray, other: str, model: np.ndarray, given: Any = None
+) -> None:
+    """Two arrays have one dtype, byte order apart; given: what the first was read from."""
     if native(array.dtype) != native(model.dtype):
         raise TypeError(
             f"{name}: dtype {array.dtype} but {other} has {model.dtype}; convert one of them, "
-            f"e.g. {name}.astype({other}.dtype)"
+            f"e.g. {_converted(name, given, f'{other}.dtype')}"
         )
 
 
 def as_tensors(query: Any, key: Any, value: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The three arrays, of one dtype byte order apart."""
-    query = as_floats("query", query)
+    query, given = as_floats("query", query), (key, value)
     key, value = as_floats("key", key), as_floats("value", value)
-    check_same_dtype("key", key, "query", query)
-    check_same_dtype("value", value, "query", query)
+    check_same_dtype("key", key, "query", query, given[0])
+    check_same_dtype("value", value, "query", query, given[1])
     return query, key, value
 
 
@@ -156,7 +176,7 @@ def as_dtype(value: Any) -> np.dtype:
         return bfloat16("dtype")
     try:
         dtype = native(np.dtype(value))
-    except TypeError:
+    except (TypeError, ValueError):
         dtype = None
     if dtype is None or dtype_code(dtype) is None:
         raise TypeError(f"dtype: got {value!r}, expected {SUPPORTED} as NumPy knows them")
@@ -189,9 +209,18 @@ def is_walkable(array: np.ndarray) -> bool:
     return array.strides[-1] == array.itemsize and array.flags.aligned and array.dtype.isnative
 
 
-def walkable(array: np.ndarray) -> np.ndarray:
-    """`array` itself if the kernels can walk it, else a copy they can."""
-    return array if is_walkable(array) else np.array(array, dtype=native(array.dtype), order="C")
+def walkable(array: np.ndarray, dtype: np.dtype | None = None) -> np.ndarray:
+    """`array` itself if the kernels can walk it, and it is of the dtype, else a copy they can.
+
+    What outer axes only repeat (stride 0) is copied once, and repeated like that again.
+    """
+    dtype = native(array.dtype) if dtype is None else dtype
+    if array.dtype == dtype and is_walkable(array):
+        return array
+    once = [slice(1) if stride == 0 else slice(None) for stride in array.strides[:-1]]
+    with np.errstate(all="ignore"):
+        copy = np.array(array[tuple(once)], dtype, order="C")
+    return copy if copy.shape == array.shape else np.broadcast_to(copy, array.shape)
 
 
 def raw(array: np.ndarray) -> np.ndarray:
@@ -238,6 +267,24 @@ def prepared_mask(mask: np.ndarray, compute: np.dtype) -> np.ndarray:
             limit = native(mask.dtype).type(LARGEST[compute])
             mask = np.where(np.isinf(mask), mask, np.clip(mask, -limit, limit))
         return mask.astype(compute)
+
+
+def overlaps_itself(array: np.ndarray) -> bool:
+    """Whether two elements of an array share memory."""
+    if array.flags.c_contiguous or not array.size:
+        return False
+    axes = sorted((abs(s), n) for s, n in zip(array.strides, array.shape, strict=True) if n > 1)
+    reach, apart = array.itemsize, True  # of the axes so far, which hop over each other
+    for stride, n in axes:
+        apart &= stride >= reach
+        reach += stride * (n - 1)
+    if apart or reach < array.size * array.itemsize:
+        return not apart
+    offsets = np.zeros(1, np.int64)
+    for stride, n in axes:
+        offsets = np.add.outer(offsets, stride * np.arange(n)).reshape(-1)
+    offsets.sort()
+    return bool((np.diff(offsets) < array.itemsize).any())
 
 
 def overlap(a: np.ndarray, b: np.ndarray) -> bool:

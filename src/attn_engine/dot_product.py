@@ -168,8 +168,8 @@ def scaled_dot_product_attention(
     -----
     Scores are scaled, then capped, then biased (`attn_mask`, `alibi_slopes`), then masked. All
     masks hold together: a key is attended if every one of them allows it. A row that sees no key
-    has output 0, weights 0 and lse -inf (its sink, if there is one). What is hidden is not read into a result: NaN there
-    changes nothing.
+    has output 0, weights 0 and lse -inf (its sink, if there is one; but a padded query row has lse
+    -inf in any case). What is hidden is not read into a result: NaN there changes nothing.
 
     float16 and bfloat16 are computed in float32 and rounded once at the end.
 
@@ -277,7 +277,8 @@ def softmax(
     Returns
     -------
     weights : ndarray, shape and dtype of `scores`
-        Hidden entries are 0, visible ones of a row sum to 1; a row with nothing visible is all 0.
+        Hidden entries are 0, visible ones of a row sum to 1; a row with nothing visible is all 0,
+        and one that sees NaN is NaN throughout.
 
     Raises
     ------

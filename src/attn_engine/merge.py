@@ -43,7 +43,7 @@ def merge_attention(
     Raises
     ------
     ValueError
-        There are no parts, or not as many lses as outputs, or shapes differ.
+        There are no parts, or not as many lses as outputs, or shapes differ, or an lse is +inf.
     TypeError
         An array is of a wrong kind.
 
@@ -67,6 +67,13 @@ def merge_attention(
     outputs, lses = check_parts(outputs, lses, check_layout(layout))
     dtype, compute = native(outputs[0].dtype), lses[0].dtype
     merged, lse = np.empty(outputs[0].shape, dtype), np.empty(lses[0].shape, compute)
+    for i, part in enumerate(lses):
+        if (endless := part == np.inf).any():
+            where = tuple(int(k) for k in np.argwhere(endless)[0])
+            raise ValueError(
+                f"lses[{i}]: got inf at index {where}, expected -inf where a row sees no key; some "
+                f"libraries mark such a row so: pass np.where(np.isposinf(lse), -np.inf, lse)"
+            )
     with np.errstate(all="ignore"):
         for piece in pieces(merged.shape):
             merged[piece], lse[piece] = _merge(

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .arrays import is_walkable, overlap
+from .arrays import is_walkable, overlap, overlaps_itself
 from .shapes import Shape, ShapeError
 
 
@@ -48,9 +48,10 @@ def check_out(
         )
     if not out.flags.writeable:
         raise ValueError("out: the array is read-only, expected one that can be written; copy it")
-    repeated = (stride == 0 and n > 1 for n, stride in zip(out.shape, out.strides, strict=True))
-    if out.size and any(repeated):
-        raise ValueError("out: its elements share memory (a broadcast view); pass a real array")
+    if overlaps_itself(out):
+        raise ValueError(
+            "out: its elements share memory (a broadcast or overlapping view); pass a real array"
+        )
     for name, array in inputs.items():
         if array is not None and overlap(out, array):
             raise ValueError(f"out: shares memory with {name}; pass an array of its own")
@@ -77,4 +78,8 @@ def flat(array: np.ndarray, kept: int) -> np.ndarray:
     """`array` in `flat_shape`, as a view where its strides allow."""
     if array.ndim <= kept + 1:
         return array
-    return array.reshape(flat_shape(array.shape, kept))
+    shape = flat_shape(array.shape, kept)
+    once = [slice(1) if stride == 0 else slice(None) for stride in array.strides[-kept:]]
+    few = array[(..., *once)]
+    few = few.reshape(shape[0], *few.shape[-kept:])
+    return few if few.shape == shape else np.broadcast_to(few, shape)

@@ -149,6 +149,19 @@ def _check_prefix(path: str, prefix: str, names: list[str]) -> None:
     )
 
 
+# Modules whose parameters torch has under other names: what is in them, what it is, the way out.
+_WRAPPED = (
+    ("_orig_mod.", "a compiled module", "pass module._orig_mod"),
+    (
+        "parametrizations.",
+        "a parametrised module",
+        "call torch.nn.utils.parametrize.remove_parametrizations on it first",
+    ),
+    ("_orig", "a pruned module", "call torch.nn.utils.prune.remove on it first"),
+    ("weight_g", "a module with weight_norm", "call torch.nn.utils.remove_weight_norm on it first"),
+)
+
+
 class MultiheadParameters:
     """A layer's sizes, flags and parameters, without what it computes; `MultiheadAttention` says which.
 
@@ -284,7 +297,12 @@ class MultiheadParameters:
             raise TypeError(
                 f"module: got {type(module).__name__}, expected torch.nn.MultiheadAttention; {error}"
             ) from None
-        return cls._from_parameters(module.state_dict(), num_heads, "module", options)
+        parameters = module.state_dict()
+        for name in parameters:
+            for mark, what, way in _WRAPPED:
+                if mark in name:
+                    raise ValueError(f"module: {what}, which keeps its parameters as {name}; {way}")
+        return cls._from_parameters(parameters, num_heads, "module", options)
 
     @classmethod
     def from_safetensors(

@@ -123,8 +123,7 @@ def _check_shapes(kind: Kind, **arrays: np.ndarray) -> None:
 
 def readable(kind: Kind, array: np.ndarray) -> np.ndarray:
     """In the type that is computed in, rows dense."""
-    with np.errstate(all="ignore"):  # padding may hold anything
-        return walkable(array).astype(kind.compute, copy=False)
+    return walkable(array, kind.compute)
 
 
 def check_kept(kind: Kind, pages: Pages, lengths: Any) -> np.ndarray:

@@ -86,9 +86,9 @@ def states(
 def project(array: np.ndarray, matrix: np.ndarray | None) -> np.ndarray:
     """`array` @ matrix^T in the compute type; just that type without a matrix."""
     compute = compute_type(array.dtype)
-    array = array.astype(compute, copy=False)
     if matrix is None:
-        return walkable(array)
+        return walkable(array, compute)
+    array = array.astype(compute, copy=False)
     *leading, d = array.shape
     if len(leading) > 1 and leading[0] > 1:  # one product is faster than one for each entry
         array = array.reshape(prod(leading), d)
@@ -191,9 +191,7 @@ def _multiplicative(
     batch, n_q = s.batch or (1,), s.steps or (1,)
     query = s.query if matrix is None else project(s.query, matrix)
     tensors = [
-        raw(walkable(x.astype(computed, copy=False))).reshape(
-            *batch, *n, heads, x.shape[-1] // heads
-        )
+        raw(walkable(x, computed)).reshape(*batch, *n, heads, x.shape[-1] // heads)
         for x, n in ((query, n_q), (s.keys, (s.n_kv,)), (s.values, (s.n_kv,)))
     ]
     core_shape = (*batch, *n_q, heads, shape[-1] // heads)

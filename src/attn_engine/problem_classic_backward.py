@@ -241,7 +241,7 @@ def multiplicative_backward(
     given = check_cotangents(*shapes, keys.ndim == 3, dtype, grad_context, weights, grad_weights)
     given = tuple(None if x is None else x.astype(compute, copy=False) for x in _as_read(*given))
     projected = problem_classic.project(query, inputs["W"].T if "W" in inputs else None)
-    tensors = (walkable(x.astype(compute, copy=False)) for x in (projected, keys, values))
+    tensors = (walkable(x, compute) for x in (projected, keys, values))
     arguments = (*tensors, None, *_FORWARD_S, dtype_code(compute), num_heads, threads)
     wanted = {"query": needs & {"query", "W"}, "keys": needs & {"keys"}}
     return _core_call(arguments, given, wanted, inputs, needs)

@@ -8,7 +8,13 @@ derivatives raise.
 from typing import Any, Literal, Unpack, overload
 
 import numpy as np
-from autograd.extend import Box, defvjp_argnums, primitive
+
+try:
+    from autograd.extend import Box, defvjp_argnums, primitive
+except ImportError as error:
+    raise ImportError(
+        "attn_engine.interop.autograd needs autograd: pip install 'attn_engine[autograd]'"
+    ) from error
 
 from ..keywords import TensorKeywords
 from ..results import AttentionResult, ContextResult, LseResult, WeightsResult, attention_result

@@ -16,9 +16,13 @@ from functools import cache
 from math import copysign, sqrt
 from typing import Any, NamedTuple
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import ArrayLike
+
+try:
+    import ml_dtypes
+except ImportError as error:
+    raise ImportError("interop.onnx needs ml_dtypes: pip install 'attn_engine[onnx]'") from error
 
 from ..arrays import as_array, as_floats, as_integers, check_same_dtype, compute_type, rounded_to
 from ..dot_product import scaled_dot_product_attention
@@ -122,9 +126,8 @@ def attention(
     >>> Y.shape
     (1, 2, 8)
     """
-    softmax_type = _check_attributes(
-        qk_matmul_output_mode, softmax_precision, left_window_size, right_window_size
-    )
+    windows = left_window_size, right_window_size
+    softmax_type = _check_attributes(is_causal, qk_matmul_output_mode, softmax_precision, *windows)
     Q, K, V = as_floats("Q", Q), as_floats("K", K), as_floats("V", V)
     check_same_dtype("K", K, "Q", Q)
     query = _split_heads("Q", Q, "q_num_heads", q_num_heads)
@@ -315,16 +318,16 @@ def _softmax(scores: np.ndarray) -> np.ndarray:
 
 
 def _check_attributes(
-    mode: int, softmax_precision: int | None, left: int, right: int
+    causal: int, mode: int, softmax_precision: int | None, left: int, right: int
 ) -> type | None:
-    """The attributes that the engine does not take; returns the type of the softmax, if any."""
+    """The attributes that are numbers here alone; returns the type of the softmax, if any."""
+    if causal not in (0, 1):
+        raise ValueError(f"is_causal: got {causal!r}, expected 0 or 1")
     if mode not in (0, 1, 2, 3):
         raise ValueError(f"qk_matmul_output_mode: got {mode!r}, expected 0, 1, 2 or 3")
     if softmax_precision is not None and softmax_precision not in _PRECISIONS:
-        raise ValueError(
-            f"softmax_precision: got {softmax_precision!r}, expected 1 (float32), 10 (float16), "
-            f"11 (float64) or 16 (bfloat16)"
-        )
+        expected = "1 (float32), 10 (float16), 11 (float64) or 16 (bfloat16)"
+        raise ValueError(f"softmax_precision: got {softmax_precision!r}, expected {expected}")
     for name, size in (("left_window_size", left), ("right_window_size", right)):
         if size < -1:
             raise ValueError(f"{name}: got {size}, expected 0 or more, or -1 for no limit")

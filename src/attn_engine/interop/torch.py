@@ -12,7 +12,13 @@ from collections.abc import Callable
 from typing import Any, Literal, Unpack, overload
 
 import numpy as np
-import torch
+
+try:
+    import torch
+except ImportError as error:
+    raise ImportError(
+        "attn_engine.interop.torch needs torch: pip install 'attn_engine[torch]'"
+    ) from error
 
 from ..arrays import is_bfloat16
 from ..keywords import TensorKeywords
