@@ -9,7 +9,7 @@ from packing import LENGTHS, Packed
 
 pytest.importorskip("autograd", reason="autograd is not installed: NOTHING is tested of it")
 import autograd.numpy as anp
-from autograd import grad, hessian, hessian_vector_product
+from autograd import grad, hessian, hessian_vector_product, make_jvp
 from autograd.test_util import check_grads
 
 from attn_engine import project_keys
@@ -193,3 +193,18 @@ def test_what_has_no_gradient_is_refused_at_once():
         grad(loss)(W, prepared)
     with pytest.raises(TypeError, match="out: there is none here"):
         grad(loss)(W, out=x)
+
+
+@pytest.mark.parametrize("name", ["query", "mask"])
+def test_forward_mode_is_never_dropped(name):
+    """autograd has no forward mode of these, and says so; a mask of recurrent attention has none."""
+    arrays = {"query": np.ones((2, 3)), "mask": np.zeros((2, 4))}
+    keys, W = np.ones((4, 3)), np.ones((3, 3))
+
+    def call(x):
+        query = x if name == "query" else arrays["query"]
+        mask = x if name == "mask" else arrays["mask"]
+        return traced.general_attention(query, keys, W, mask=mask).context
+
+    with pytest.raises((NotImplementedError, TypeError), match="JVP of|mask: has no gradient"):
+        make_jvp(call)(arrays[name])(arrays[name])

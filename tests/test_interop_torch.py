@@ -302,3 +302,36 @@ def test_a_scale_of_one_axis_has_its_gradient_in_that_shape():
     v_a = torch.randn(4)
     ours.additive_attention(query, keys, None, None, v_a, v_scale=scale).context.sum().backward()
     assert scale.grad.shape == (1,)
+
+
+TRANSFORMS = ("grad", "jacrev", "jacfwd", "hessian", "vmap")
+REFUSED = r"torch\.func .* do not reach into this function; use torch\.autograd\.grad"
+
+
+def small_call(name, x):
+    """A call of one of two functions with x as its query, or as the mask of the second."""
+    ones = torch.ones(1, 1, 3, 3)
+    if name == "query":
+        return ours.scaled_dot_product_attention(x, ones, ones).sum()
+    state, keys, v_a = torch.ones(3), torch.ones(3, 3), torch.ones(3)
+    return ours.additive_attention(state, keys, None, None, v_a, mask=x).context.sum()
+
+
+@pytest.mark.parametrize("name, shape", [("query", (1, 1, 3, 3)), ("mask", (3,))])
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_transforms_of_functions_are_refused_in_a_sentence(name, shape, transform):
+    x = torch.zeros(2, *shape) if transform == "vmap" else torch.zeros(shape)
+    with pytest.raises(TypeError, match=rf"^\w+: {REFUSED}"):
+        getattr(torch.func, transform)(lambda x: small_call(name, x))(x)
+
+
+@pytest.mark.parametrize("name, shape", [("query", (1, 1, 3, 3)), ("mask", (3,))])
+def test_a_tangent_is_never_dropped(name, shape):
+    x = torch.zeros(shape)
+    with pytest.raises(TypeError, match=rf"^\w+: {REFUSED}"):
+        torch.func.jvp(lambda x: small_call(name, x), (x,), (x,))
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, torch.ones(shape))
+        with pytest.raises(TypeError, match=rf"^\w+: {REFUSED}"):
+            small_call(name, dual)
+        small_call(name, x)  # has no tangent, whatever others have

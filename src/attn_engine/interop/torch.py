@@ -15,6 +15,7 @@ import numpy as np
 
 try:
     import torch
+    from torch.autograd import forward_ad
 except ImportError as error:
     raise ImportError(
         "attn_engine.interop.torch needs torch: pip install 'attn_engine[torch]'"
@@ -104,8 +105,21 @@ def _apply(function: Differentiable, options: dict[str, Any], arrays: tuple) -> 
     """The outputs of a function, checked and traced."""
     if torch.compiler.is_compiling():  # torch cannot look into the engine: the graph breaks here
         return torch.compiler.disable(_apply)(function, options, arrays)
+    for name, x in (*zip(function.names, arrays, strict=True), *options.items()):
+        if isinstance(x, torch.Tensor) and _is_transformed(x):
+            raise TypeError(
+                f"{name}: torch.func (grad, jvp, vmap, ...) and forward mode do not reach into this "
+                f"function; use torch.autograd.grad or backward(), and a batch axis for vmap"
+            )
     differentiable.check_call(function.names, arrays, options, _is_traced, "{}.detach()")
     return _Function.apply(function, options, *arrays)
+
+
+def _is_transformed(x: torch.Tensor) -> bool:
+    """Whether a transform of torch.func stands behind a tensor, or a tangent of forward mode."""
+    return torch._C._functorch.is_functorch_wrapped_tensor(x) or (
+        forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None
+    )
 
 
 def _is_traced(x: Any) -> bool:
