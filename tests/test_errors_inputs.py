@@ -187,3 +187,21 @@ def test_onnx_is_causal_is_0_or_1(value):
     onnx = pytest.importorskip("attn_engine.interop.onnx")
     x = np.zeros((1, 1, 2, 4), np.float32)
     refuses(ValueError, ["is_causal: got"], onnx.attention, x, x, x, is_causal=value)
+
+
+# --- diagnoses ------------------------------------------------------------------------------------
+
+
+def test_a_diagnosis_names_an_out_of_another_dtype():
+    x, out = np.zeros((1, 1, 2, 4), np.float32), np.zeros((1, 1, 2, 4))
+    with pytest.raises((TypeError, ValueError), match="^out: dtype float64"):
+        attn_engine.diagnose("sdpa", query=x, key=x, value=x, out=out)
+    right = np.full((1, 1, 2, 4), 7, np.float32)
+    attn_engine.diagnose("sdpa", query=x, key=x, value=x, out=right)
+    assert (right == 7).all()
+
+
+def test_matrices_in_the_layout_of_torch_are_blamed_even_where_x_fits_turned():
+    W = np.zeros((3, 6))
+    refuses(ValueError, ["W_q: d_model is 3", "use W_q.T, W_k.T and W_v.T"],
+            attn_engine.self_attention, np.zeros((3, 6)), W, W, W)  # fmt: skip

@@ -148,6 +148,9 @@ def check_projections(shapes: Mapping[str, Shape], n_heads: int, n_kv_heads: int
     )  # fmt: skip
     if call.fits():
         return
+    as_torch = {name: shapes[name][::-1] for name in _COLUMNS}
+    if call._replace(shapes={**shapes, **as_torch}).fits():  # x may fit turned, too, by chance
+        call = call._replace(sizes={"d_model": shapes["x"][-1]}, source="x")
     if error := call.repaired():
         raise error
     if call.without_rules().fits():

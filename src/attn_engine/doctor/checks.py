@@ -41,10 +41,24 @@ def _without_work(call: Callable, out: Any, arguments: dict[str, Any]) -> tuple[
     except ShapeError as error:
         if error.tensor != "out":
             raise
-        if out is not None and np.shape(out) != error.expected:
-            call(**arguments, out=out)
+        if out is not None:
+            _check_out(call, out, error.expected, arguments)
         return error.expected, error.axes
     raise AssertionError("no result has the shape ()")
+
+
+def _check_out(call: Callable, out: Any, shape: Shape, arguments: dict[str, Any]) -> None:
+    """The call's error about an `out`, which is not written: it is read-only if nothing else."""
+    if np.shape(out) != shape:
+        call(**arguments, out=out)
+    if isinstance(out, np.ndarray):
+        sealed = out.view()
+        sealed.setflags(write=False)
+        try:
+            call(**arguments, out=sealed)
+        except ValueError as error:
+            if "read-only" not in str(error):
+                raise
 
 
 def by_out(
