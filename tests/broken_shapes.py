@@ -64,6 +64,10 @@ BROKEN = broken_shapes_classic.BROKEN | {
     "sdpa": [
         # axes in another order, heads together or apart
         ({}, {"value": "value.swapaxes(0, 1)"}, "value", "use value.swapaxes(0, 1)"),
+        ({"key_lengths": (2,)}, {"key_lengths": "np.repeat(key_lengths, 8)"}, "key_lengths",
+            "use key_lengths.reshape(2, -1)[..., 0] if it is (batch * n_heads,) and the same"),
+        ({"key_lengths": (2,)}, {"key_lengths": "np.repeat(key_lengths[:, None], 8, axis=1)"},
+            "key_lengths", "use key_lengths[..., 0] if it is (batch, n_heads) and the same for all"),
         ({}, {"key": "key.swapaxes(2, 3)"}, "key", "use key.swapaxes(-1, -2)"),
         ({}, {"value": "value.swapaxes(2, 3)"}, "value", "use value.swapaxes(-1, -2)"),
         ({}, {"query": "query.swapaxes(1, 2)"}, "query", "use query.swapaxes(-2, -3)"),
@@ -183,6 +187,8 @@ BROKEN = broken_shapes_classic.BROKEN | {
         ({}, {n: f"{n}.T" for n in ("W_q", "W_k", "W_v")}, "W_q", "use W_q.T, W_k.T and W_v.T"),
         ({n: (12, 24) for n in ("W_q", "W_k", "W_v")}, {n: f"{n}.T" for n in ("W_q", "W_k", "W_v")},
             "W_q", "use W_q.T, W_k.T and W_v.T"),
+        ({"x": (2, 8, 12), "W_v": (12, 8)}, {n: f"{n}.T" for n in ("W_q", "W_k", "W_v")},
+            "W_q", "use W_q.T, W_k.T and W_v.T if they are (d_out, d_model), as those of torch.nn"),
         ({"x": (2, 5, 12)}, {"x": "x.reshape(2, 5, 2, 6)"}, "x", "use x.reshape(2, 5, 12)"),
         ({}, {"W_q": "W_q.T"}, "W_q", "use W_q.T"),
         ({}, {"W_v": "W_v.reshape(12, 2, 5)"}, "W_v", "use W_v.reshape(12, 10)"),

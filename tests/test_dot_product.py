@@ -111,12 +111,13 @@ def test_huge_scale_selects_one_value(dtype, n_q, scale):
     np.testing.assert_array_equal(output, 2 if scale > 0 else 3)
 
 
-def test_b54_every_set_of_empty_axes(dtype):
+@pytest.mark.parametrize("outer", [(), (3,)], ids=["rank 4", "rank 5"])
+def test_b54_every_set_of_empty_axes(dtype, outer):
     names = ("batch", "n_heads", "n_q", "n_kv", "d_qk", "d_v")
     usual = {"batch": 2, "n_heads": 2, "n_q": 6, "n_kv": 5, "d_qk": 3, "d_v": 4}
     for empty in itertools.product((False, True), repeat=len(names)):
         size = {n: 0 if zero else usual[n] for n, zero in zip(names, empty, strict=True)}
-        heads = (size["batch"], size["n_heads"])
+        heads = (*outer, size["batch"], size["n_heads"])
         query = np.ones((*heads, size["n_q"], size["d_qk"]), dtype)
         key = np.ones((*heads, size["n_kv"], size["d_qk"]), dtype)
         value = np.ones((*heads, size["n_kv"], size["d_v"]), dtype) * dtype.type(3)
@@ -127,8 +128,8 @@ def test_b54_every_set_of_empty_axes(dtype):
         weight, lse = (1 / n_kv, np.log(n_kv) + (size["d_qk"] and 3**0.5)) if n_kv else (0, -np.inf)
         np.testing.assert_array_equal(out, np.full(out.shape, 3 if n_kv else 0))
         weights = result.weights.astype(np.float64)
-        np.testing.assert_allclose(weights, np.full((*out.shape[:3], n_kv), weight), rtol=0.004)
-        np.testing.assert_allclose(result.lse, np.full(out.shape[:3], lse), rtol=1e-6)
+        np.testing.assert_allclose(weights, np.full((*out.shape[:-1], n_kv), weight), rtol=0.004)
+        np.testing.assert_allclose(result.lse, np.full(out.shape[:-1], lse), rtol=1e-6)
 
 
 def test_b62_no_head_size_means_equal_scores(dtype, n_q):

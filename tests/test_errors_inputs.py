@@ -99,10 +99,12 @@ def test_an_error_of_any_class_is_told_again():
 
 
 @pytest.mark.parametrize(
-    "extra, package", [("autograd",) * 2, ("torch",) * 2, ("onnx", "ml_dtypes")]
+    "extra, package",
+    [("autograd",) * 2, ("torch",) * 2, ("onnx", "ml_dtypes"), ("onnx", "onnx.reference.op_run")],
 )
 def test_a_missing_package_is_named_with_its_extra(extra, package):
-    code = f"import sys; sys.modules[{package!r}] = None; import attn_engine.interop.{extra}"
+    use = f"import attn_engine.interop.{extra} as x; getattr(x, 'reference_ops', int)()"
+    code = f"import sys; sys.modules[{package!r}] = None; {use}"
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert done.returncode == 1
     assert f"pip install 'attn_engine[{extra}]'" in done.stderr.splitlines()[-1]
@@ -120,6 +122,11 @@ def test_a_tensor_of_another_dtype_is_converted_by_its_own_method():
         ones(2, 4, dtype=float),
         tensor,
     )
+    lengths = torch.ones(1, 1)
+    refuses(
+        TypeError, ["key_lengths: ", "key_lengths.to(torch.int64)"],
+        attention, *(tensor[None, None],) * 3, key_lengths=lengths,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("value", [10**5000, ("int8", "float16")], ids=["digits", "pair"])
@@ -189,19 +196,12 @@ def test_onnx_is_causal_is_0_or_1(value):
     refuses(ValueError, ["is_causal: got"], onnx.attention, x, x, x, is_causal=value)
 
 
-# --- diagnoses ------------------------------------------------------------------------------------
-
-
-def test_a_diagnosis_names_an_out_of_another_dtype():
-    x, out = np.zeros((1, 1, 2, 4), np.float32), np.zeros((1, 1, 2, 4))
-    with pytest.raises((TypeError, ValueError), match="^out: dtype float64"):
-        attn_engine.diagnose("sdpa", query=x, key=x, value=x, out=out)
-    right = np.full((1, 1, 2, 4), 7, np.float32)
-    attn_engine.diagnose("sdpa", query=x, key=x, value=x, out=right)
-    assert (right == 7).all()
-
-
-def test_matrices_in_the_layout_of_torch_are_blamed_even_where_x_fits_turned():
-    W = np.zeros((3, 6))
-    refuses(ValueError, ["W_q: d_model is 3", "use W_q.T, W_k.T and W_v.T"],
-            attn_engine.self_attention, np.zeros((3, 6)), W, W, W)  # fmt: skip
+def test_a_diagnosis_sees_the_dtype_of_out():
+    x = ones(2, 4, 5, 8)
+    tensors = {"query": x, "key": x, "value": x}
+    refuses(
+        ValueError, ["out: dtype float64, expected float32"],
+        attn_engine.diagnose, "sdpa", **tensors, out=ones(2, 4, 5, 8, dtype=float),
+    )  # fmt: skip
+    assert attn_engine.diagnose("sdpa", **tensors, out=ones(2, 4, 5, 8)).error is None
+    assert attn_engine.diagnose("sdpa", **tensors, out=ones(2, 4, 5, 9)).error.tensor == "out"

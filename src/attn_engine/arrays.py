@@ -157,7 +157,8 @@ def as_integers(name: str, value: Any) -> np.ndarray:
     array = as_array(name, value)
     if array.dtype.kind not in "iu":
         raise TypeError(
-            f"{name}: dtype {array.dtype}, expected integers, e.g. {name}.astype(np.int64)"
+            f"{name}: dtype {array.dtype}, expected integers, "
+            f"e.g. {_converted(name, value, 'np.int64')}"
         )
     return array
 

@@ -14,7 +14,7 @@ import numpy as np
 from ._core import UNBOUNDED
 from .arrays import LARGEST, as_array, as_floats, as_integers, distinct, rounded_to
 from .misfits import wrong_shape
-from .shapes import Shape, ShapeError, batch_words
+from .shapes import Shape, ShapeError, batch_words, in_words
 
 # No axis of an array in memory is longer: a wider window is no limit, and sums cannot overflow.
 _LONGEST = 2**48
@@ -314,11 +314,13 @@ def check_lengths(name: str, value: Any, batch: Shape, n: int, axis: str) -> np.
     """One length for each batch entry, flat; `axis` is the word for the one that n is the size of."""
     lengths = as_array(name, value)
     if lengths.shape != (*batch, n):  # a mask, of any dtype, is told what to do
-        lengths = as_integers(name, lengths)
+        lengths = as_integers(name, value)
     if lengths.shape != batch:
+        what = f"{name}: shape {lengths.shape}, expected {batch}: one length for each batch entry"
+        if lengths.shape != (*batch, n):
+            _check_entries(what, name, lengths.shape, batch)
         raise wrong_shape(
-            f"{name}: shape {lengths.shape}, expected {batch}: one length for each batch entry"
-            + ("" if batch else ", and without a batch axis a single integer"),
+            what + ("" if batch else ", and without a batch axis a single integer"),
             name, lengths.shape, {batch_words(len(batch)): batch},
             f"of a mask, 1 for what is real, lengths are {name}.sum(-1)"
             if lengths.shape == (*batch, n)
@@ -326,6 +328,21 @@ def check_lengths(name: str, value: Any, batch: Shape, n: int, axis: str) -> np.
         )  # fmt: skip
     check_range(name, lengths, n, f" ({axis}); clip it")
     return lengths.astype(np.int64).reshape(-1)
+
+
+def _check_entries(what: str, name: str, shape: Shape, batch: Shape) -> None:
+    """ShapeError if there may be a length for each head of each entry."""
+    entries = prod(batch)
+    if batch and shape[:-1] == batch and shape[-1] > 1:
+        code, axes = f"{name}[..., 0]", in_words((*batch_words(len(batch)), "n_heads"))
+    elif batch and len(shape) == 1 and 0 < entries < shape[0] and shape[0] % entries == 0:
+        code, axes = f"{name}.reshape{(*batch, -1)}[..., 0]", "(batch * n_heads,)"
+    else:
+        return
+    raise ShapeError(
+        what, f"use {code} if it is {axes} and the same for all heads", name, shape, batch,
+        in_words(batch_words(len(batch))), code={name: code},
+    )  # fmt: skip
 
 
 def check_range(name: str, numbers: np.ndarray, highest: int, what: str = "") -> None:

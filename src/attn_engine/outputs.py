@@ -79,6 +79,8 @@ def flat(array: np.ndarray, kept: int) -> np.ndarray:
     if array.ndim <= kept + 1:
         return array
     shape = flat_shape(array.shape, kept)
+    if not array.size:  # all strides are 0, though nothing is repeated
+        return array.reshape(shape)
     once = [slice(1) if stride == 0 else slice(None) for stride in array.strides[-kept:]]
     few = array[(..., *once)]
     few = few.reshape(shape[0], *few.shape[-kept:])

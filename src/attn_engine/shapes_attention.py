@@ -148,15 +148,29 @@ def check_projections(shapes: Mapping[str, Shape], n_heads: int, n_kv_heads: int
     )  # fmt: skip
     if call.fits():
         return
-    as_torch = {name: shapes[name][::-1] for name in _COLUMNS}
-    if call._replace(shapes={**shapes, **as_torch}).fits():  # x may fit turned, too, by chance
-        call = call._replace(sizes={"d_model": shapes["x"][-1]}, source="x")
-    if error := call.repaired():
-        raise error
+    repaired = call.repaired()
+    _check_turned(call, repaired)
+    if repaired:
+        raise repaired
     if call.without_rules().fits():
         _check_fewer_heads(shapes, n_heads)
         _check_columns(shapes, (n_heads, n_kv_heads, n_kv_heads))
     raise call.error()
+
+
+def _check_turned(call: Call, repaired: ShapeError | None) -> None:
+    """ShapeError if all matrices fit turned, as torch.nn.Linear has them, and so may x, where n is d_out."""
+    turned = {name: call.shapes[name][::-1] for name in _COLUMNS}
+    if repaired and repaired.tensor == "x" and call._replace(shapes=call.shapes | turned).fits():
+        rows, (d_model, columns) = in_words(("d_out", "d_model")), turned["W_q"]
+        raise ShapeError(
+            f"W_q: d_model is {columns} but x has d_model {d_model} (x {call.shapes['x']}, W_q "
+            f"{call.shapes['W_q']}, axes {in_words(('d_model', _COLUMNS['W_q']))})",
+            f"use W_q.T, W_k.T and W_v.T if they are {rows}, as those of torch.nn.Linear, or "
+            f"{repaired.fix} if x is (..., d_model, n)",
+            "W_q", call.shapes["W_q"], turned["W_q"], in_words(("d_model", _COLUMNS["W_q"])),
+            turned, {name: f"{name}.T" for name in turned},
+        )  # fmt: skip
 
 
 def _check_fewer_heads(shapes: Mapping[str, Shape], n_heads: int) -> None:

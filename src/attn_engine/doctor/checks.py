@@ -42,23 +42,21 @@ def _without_work(call: Callable, out: Any, arguments: dict[str, Any]) -> tuple[
         if error.tensor != "out":
             raise
         if out is not None:
-            _check_out(call, out, error.expected, arguments)
+            _check_out(call, out, arguments)
         return error.expected, error.axes
     raise AssertionError("no result has the shape ()")
 
 
-def _check_out(call: Callable, out: Any, shape: Shape, arguments: dict[str, Any]) -> None:
-    """The call's error about an `out`, which is not written: it is read-only if nothing else."""
-    if np.shape(out) != shape:
-        call(**arguments, out=out)
-    if isinstance(out, np.ndarray):
-        sealed = out.view()
-        sealed.setflags(write=False)
-        try:
-            call(**arguments, out=sealed)
-        except ValueError as error:
-            if "read-only" not in str(error):
-                raise
+def _check_out(call: Callable, out: Any, arguments: dict[str, Any]) -> None:
+    """Raise what is wrong with the shape and dtype of `out`, of which a read-only view is passed."""
+    if not isinstance(out, np.ndarray):
+        call(**arguments, out=out)  # of a wrong kind
+    like = np.broadcast_to(np.empty((), out.dtype), out.shape)
+    try:
+        call(**arguments, out=like)
+    except ValueError as error:
+        if not str(error).startswith("out: the array is read-only"):
+            raise
 
 
 def by_out(

@@ -201,13 +201,9 @@ def rotary_embedding(
     """
     X = as_floats("X", X)
     Y = _rotary_embedding(
-        _split_heads("X", X, "num_heads", num_heads),
-        cos_cache,
-        sin_cache,
-        position_ids,
-        interleaved=bool(interleaved),
-        rotary_dim=rotary_embedding_dim or None,
-    )
+        _split_heads("X", X, "num_heads", num_heads), cos_cache, sin_cache, position_ids,
+        interleaved=bool(interleaved), rotary_dim=rotary_embedding_dim or None,
+    )  # fmt: skip
     return _merge_heads(Y) if X.ndim == 3 else Y
 
 
@@ -225,7 +221,10 @@ def reference_ops() -> list[type]:
     >>> from onnx.reference import ReferenceEvaluator  # doctest: +SKIP
     >>> ReferenceEvaluator(model, new_ops=reference_ops()).run(None, inputs)  # doctest: +SKIP
     """
-    from onnx.reference.op_run import OpRun
+    try:
+        from onnx.reference.op_run import OpRun
+    except ImportError as error:
+        raise ImportError("reference_ops needs onnx: pip install 'attn_engine[onnx]'") from error
 
     class Attention(OpRun):
         """`attention` as a node; the fourth output is made only if the node names it."""
