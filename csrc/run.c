@@ -287,12 +287,10 @@ static int threads_that_start(int more) {
 }
 
 /* On as many threads as there can be. Teams grow one at a time, or what one has tried another takes. */
-static void run_team(team *t, int threads) {
-    const bool grows = threads > team_size;
-    if (grows) {
-        pthread_mutex_lock(&growth);
-        threads = team_size + threads_that_start(threads - team_size);
-    }
+static void run_team(team *t, int wanted) {
+    const bool grows = wanted > team_size;
+    if (grows) pthread_mutex_lock(&growth);
+    const int threads = grows ? team_size + threads_that_start(wanted - team_size) : wanted;
     team_size = threads;
     if (setjmp(t->leave)) return;
     /* There may be fewer than asked for. None waits for the others to begin: waking one takes longer
