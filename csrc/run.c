@@ -87,7 +87,9 @@ typedef struct arena {
 static pthread_key_t arena_key;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static _Thread_local arena *own_arena;
+#ifdef _OPENMP
 static _Thread_local int team_size = 1; /* threads of the caller's OpenMP team that exist */
+#endif
 /* Held while a team grows, and across a fork. */
 static pthread_mutex_t growth = PTHREAD_MUTEX_INITIALIZER;
 
