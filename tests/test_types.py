@@ -126,6 +126,29 @@ def test_a_result_has_the_fields_that_were_asked_for(call, weights, lse):
     assert type(result._replace(output=None)) is type(result)
 
 
+def packed_functions():
+    """Of the package and of the libraries that differentiate, with what makes their arrays."""
+    from attn_engine.interop import autograd
+
+    yield attn_engine, np.asarray
+    yield autograd, np.asarray
+    torch = pytest.importorskip(
+        "torch", reason="torch is not installed: its results are NOT tested"
+    )
+    from attn_engine.interop import torch as ours
+
+    yield ours, torch.as_tensor
+
+
+def test_packed_results_have_no_weights():
+    for module, array in packed_functions():
+        x = array(np.ones((3, 4, 8), np.float32))
+        attend = module.scaled_dot_product_attention_varlen
+        assert not isinstance(attend(x, x, x, [0, 3], [0, 3]), tuple)
+        result = attend(x, x, x, [0, 3], [0, 3], return_lse=True)
+        assert result._fields == ("output", "lse") and result.weights is None
+
+
 @pytest.mark.parametrize(("weights", "lse"), list(FIELDS))
 def test_results_are_copied_and_pickled_whole(weights, lse):
     result = attention(return_weights=weights, return_lse=lse)
