@@ -222,19 +222,22 @@ def scaled_dot_product_attention(
 def scaled_dot_product_attention_varlen(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cu_seqlens_q: Any,
     cu_seqlens_k: Any, *, sinks: torch.Tensor | None = None,
-    alibi_slopes: torch.Tensor | None = None, return_lse: No = False, **options: Unpack[PackedTensorKeywords],
+    alibi_slopes: torch.Tensor | None = None, return_lse: No = False,
+    **options: Unpack[PackedTensorKeywords],
 ) -> torch.Tensor: ...  # fmt: skip
 @overload
 def scaled_dot_product_attention_varlen(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cu_seqlens_q: Any,
     cu_seqlens_k: Any, *, sinks: torch.Tensor | None = None,
-    alibi_slopes: torch.Tensor | None = None, return_lse: Yes, **options: Unpack[PackedTensorKeywords],
+    alibi_slopes: torch.Tensor | None = None, return_lse: Yes,
+    **options: Unpack[PackedTensorKeywords],
 ) -> LseResult[torch.Tensor]: ...  # fmt: skip
 @overload
 def scaled_dot_product_attention_varlen(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cu_seqlens_q: Any,
     cu_seqlens_k: Any, *, sinks: torch.Tensor | None = None,
-    alibi_slopes: torch.Tensor | None = None, return_lse: bool, **options: Unpack[PackedTensorKeywords],
+    alibi_slopes: torch.Tensor | None = None, return_lse: bool,
+    **options: Unpack[PackedTensorKeywords],
 ) -> torch.Tensor | LseResult[torch.Tensor]: ...  # fmt: skip
 def scaled_dot_product_attention_varlen(
     query: torch.Tensor,
