@@ -19,8 +19,8 @@ from attn_engine import KVCache, keywords, results
 
 ROOT = Path(__file__).parents[1]
 PAGES = ["README.md", "docs/tutorial.md", "docs/howto.md"]
-# Packages without types, or that need not be there: what stands in their places is not judged.
-UNTYPED = ("autograd", "torch", "matplotlib")
+# Without types, or not there: the blocks about them are not checked.
+UNTYPED = ("autograd", "torch")
 CHECKERS = {
     "mypy": ["mypy", "--follow-imports=silent", "--cache-dir"],
     "pyright": ["pyright", "--pythonpath", sys.executable, "--level", "error", "--project"],
@@ -124,6 +124,29 @@ def test_a_result_has_the_fields_that_were_asked_for(call, weights, lse):
     assert len(result) == len(FIELDS[weights, lse]) and result[0] is result.output
     assert tuple(result._asdict()) == result._fields == type(result).__match_args__
     assert type(result._replace(output=None)) is type(result)
+
+
+def packed_functions():
+    """Of the package and of the libraries that differentiate, with what makes their arrays."""
+    from attn_engine.interop import autograd
+
+    yield attn_engine, np.asarray
+    yield autograd, np.asarray
+    torch = pytest.importorskip(
+        "torch", reason="torch is not installed: its results are NOT tested"
+    )
+    from attn_engine.interop import torch as ours
+
+    yield ours, torch.as_tensor
+
+
+def test_packed_results_have_no_weights():
+    for module, array in packed_functions():
+        x = array(np.ones((3, 4, 8), np.float32))
+        attend = module.scaled_dot_product_attention_varlen
+        assert not isinstance(attend(x, x, x, [0, 3], [0, 3]), tuple)
+        result = attend(x, x, x, [0, 3], [0, 3], return_lse=True)
+        assert result._fields == ("output", "lse") and result.weights is None
 
 
 @pytest.mark.parametrize(("weights", "lse"), list(FIELDS))

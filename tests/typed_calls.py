@@ -1,4 +1,4 @@
-"""What type checkers know of results: a program that they read, and that test_types.py also runs."""
+"""What type checkers know of results: a program that they read and that test_types.py runs."""
 
 from typing import Any, assert_type
 
@@ -17,6 +17,7 @@ from attn_engine import (
     scaled_dot_product_attention_backward,
     scaled_dot_product_attention_varlen,
 )
+from attn_engine.interop import autograd
 
 Anything = np.ndarray | WeightsResult | LseResult | AttentionResult
 x = np.ones((2, 3, 4, 8), np.float32)
@@ -80,8 +81,26 @@ def layers(flag: bool) -> None:
     assert_type(seen._repr_html_(), str | None)
 
 
+def traced(flag: bool) -> None:
+    """Functions that a library differentiates return what their namesakes do."""
+    attend, packed_attend = (
+        autograd.scaled_dot_product_attention,
+        autograd.scaled_dot_product_attention_varlen,
+    )
+    rows = x[0]
+    assert_type(attend(x, x, x, is_causal=True), np.ndarray)
+    assert_type(attend(x, x, x, return_weights=True, softcap=2.0), WeightsResult)
+    assert_type(attend(x, x, x, return_lse=True), LseResult)
+    assert_type(attend(x, x, x, return_weights=True, return_lse=True), AttentionResult)
+    assert_type(packed_attend(rows, rows, rows, [0, 3], [0, 3]), np.ndarray)
+    assert_type(packed_attend(rows, rows, rows, [0, 3], [0, 3], return_lse=True), LseResult)
+    either = packed_attend(rows, rows, rows, [0, 3], [0, 3], return_lse=flag)
+    assert_type(either, np.ndarray | LseResult)
+
+
 for choice in (False, True):
     attention(choice)
     cache(choice)
     packed(choice)
     layers(choice)
+    traced(choice)

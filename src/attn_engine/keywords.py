@@ -44,8 +44,8 @@ class CacheKeywords(_Shared, _ArrayKeywords, total=False):
     query_lengths: ArrayLike | None
 
 
-class PackedKeywords(_Shared, _ArrayKeywords, total=False):
-    """Of `scaled_dot_product_attention_varlen`."""
+class PackedTensorKeywords(_Shared, total=False):
+    """Of `scaled_dot_product_attention_varlen`, but those that are tensors, as above."""
 
     is_causal: bool
     scale: float | None
@@ -53,3 +53,7 @@ class PackedKeywords(_Shared, _ArrayKeywords, total=False):
     causal_offset: int | str | ArrayLike
     dropout_p: float
     dropout_seed: int | None
+
+
+class PackedKeywords(PackedTensorKeywords, _ArrayKeywords, total=False):
+    """Of `scaled_dot_product_attention_varlen`."""

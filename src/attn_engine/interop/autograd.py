@@ -5,7 +5,7 @@ where autograd traces: gradients flow from everything they return to every array
 derivatives raise.
 """
 
-from typing import Any, Literal, Unpack, overload
+from typing import Any, Unpack, overload
 
 import numpy as np
 
@@ -16,7 +16,7 @@ except ImportError as error:
         "attn_engine.interop.autograd needs autograd: pip install 'attn_engine[autograd]'"
     ) from error
 
-from ..keywords import TensorKeywords
+from ..keywords import No, PackedTensorKeywords, TensorKeywords, Yes
 from ..results import AttentionResult, ContextResult, LseResult, WeightsResult, attention_result
 from . import differentiable
 from .differentiable import Differentiable
@@ -68,42 +68,42 @@ _dot = _primitive(differentiable.DOT_ATTENTION)
 
 @overload
 def scaled_dot_product_attention(
-    query: Any, key: Any, value: Any, attn_mask: Any = None,
-    dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
-    enable_gqa: bool = False, *, sinks: Any = None, alibi_slopes: Any = None,
-    return_weights: Literal[False] = False, return_lse: Literal[False] = False,
+    query: Any, key: Any, value: Any,
+    attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
+    scale: float | None = None, enable_gqa: bool = False, *, sinks: Any = None,
+    alibi_slopes: Any = None, return_weights: No = False, return_lse: No = False,
     **options: Unpack[TensorKeywords],
 ) -> np.ndarray: ...  # fmt: skip
 @overload
 def scaled_dot_product_attention(
-    query: Any, key: Any, value: Any, attn_mask: Any = None,
-    dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
-    enable_gqa: bool = False, *, sinks: Any = None, alibi_slopes: Any = None,
-    return_weights: Literal[True], return_lse: Literal[False] = False,
+    query: Any, key: Any, value: Any,
+    attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
+    scale: float | None = None, enable_gqa: bool = False, *, sinks: Any = None,
+    alibi_slopes: Any = None, return_weights: Yes, return_lse: No = False,
     **options: Unpack[TensorKeywords],
 ) -> WeightsResult: ...  # fmt: skip
 @overload
 def scaled_dot_product_attention(
-    query: Any, key: Any, value: Any, attn_mask: Any = None,
-    dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
-    enable_gqa: bool = False, *, sinks: Any = None, alibi_slopes: Any = None,
-    return_weights: Literal[False] = False, return_lse: Literal[True],
+    query: Any, key: Any, value: Any,
+    attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
+    scale: float | None = None, enable_gqa: bool = False, *, sinks: Any = None,
+    alibi_slopes: Any = None, return_weights: No = False, return_lse: Yes,
     **options: Unpack[TensorKeywords],
 ) -> LseResult: ...  # fmt: skip
 @overload
 def scaled_dot_product_attention(
-    query: Any, key: Any, value: Any, attn_mask: Any = None,
-    dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
-    enable_gqa: bool = False, *, sinks: Any = None, alibi_slopes: Any = None,
-    return_weights: Literal[True], return_lse: Literal[True],
+    query: Any, key: Any, value: Any,
+    attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
+    scale: float | None = None, enable_gqa: bool = False, *, sinks: Any = None,
+    alibi_slopes: Any = None, return_weights: Yes, return_lse: Yes,
     **options: Unpack[TensorKeywords],
 ) -> AttentionResult: ...  # fmt: skip
 @overload
 def scaled_dot_product_attention(
-    query: Any, key: Any, value: Any, attn_mask: Any = None,
-    dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
-    enable_gqa: bool = False, *, sinks: Any = None, alibi_slopes: Any = None,
-    return_weights: bool = ..., return_lse: bool = ...,
+    query: Any, key: Any, value: Any,
+    attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
+    scale: float | None = None, enable_gqa: bool = False, *, sinks: Any = None,
+    alibi_slopes: Any = None, return_weights: bool = ..., return_lse: bool = ...,
     **options: Unpack[TensorKeywords],
 ) -> Any: ...  # fmt: skip
 def scaled_dot_product_attention(
@@ -149,6 +149,24 @@ def scaled_dot_product_attention(
     return attention_result(output, weights[0] if weights else None, lse if return_lse else None)
 
 
+@overload
+def scaled_dot_product_attention_varlen(
+    query: Any, key: Any, value: Any, cu_seqlens_q: Any,
+    cu_seqlens_k: Any, *, sinks: Any = None, alibi_slopes: Any = None,
+    return_lse: No = False, **options: Unpack[PackedTensorKeywords],
+) -> np.ndarray: ...  # fmt: skip
+@overload
+def scaled_dot_product_attention_varlen(
+    query: Any, key: Any, value: Any, cu_seqlens_q: Any,
+    cu_seqlens_k: Any, *, sinks: Any = None, alibi_slopes: Any = None,
+    return_lse: Yes, **options: Unpack[PackedTensorKeywords],
+) -> LseResult: ...  # fmt: skip
+@overload
+def scaled_dot_product_attention_varlen(
+    query: Any, key: Any, value: Any, cu_seqlens_q: Any,
+    cu_seqlens_k: Any, *, sinks: Any = None, alibi_slopes: Any = None,
+    return_lse: bool, **options: Unpack[PackedTensorKeywords],
+) -> np.ndarray | LseResult: ...  # fmt: skip
 def scaled_dot_product_attention_varlen(
     query: Any,
     key: Any,
@@ -172,7 +190,7 @@ def scaled_dot_product_attention_varlen(
 
     Returns
     -------
-    ndarray, or AttentionResult(output, None, lse)
+    ndarray, or LseResult(output, lse)
         Traced, where an input is.
 
     Raises
@@ -183,7 +201,7 @@ def scaled_dot_product_attention_varlen(
     options |= {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
     arrays = query, key, value, sinks, alibi_slopes
     output, lse = _packed(*arrays, **options)
-    return AttentionResult(output, None, lse) if return_lse else output
+    return attention_result(output, None, lse if return_lse else None)
 
 
 def additive_attention(

@@ -9,7 +9,7 @@ among the arguments is read again by the backward pass and must not be changed b
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, Unpack, overload
+from typing import Any, Unpack, overload
 
 import numpy as np
 
@@ -22,7 +22,7 @@ except ImportError as error:
     ) from error
 
 from ..arrays import is_bfloat16
-from ..keywords import TensorKeywords
+from ..keywords import No, PackedTensorKeywords, TensorKeywords, Yes
 from ..results import AttentionResult, ContextResult, LseResult, WeightsResult, attention_result
 from . import differentiable
 from .differentiable import Differentiable
@@ -129,42 +129,42 @@ def _is_traced(x: Any) -> bool:
 
 @overload
 def scaled_dot_product_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
-    enable_gqa: bool = False, *, sinks: torch.Tensor | None = None, alibi_slopes: torch.Tensor | None = None,
-    return_weights: Literal[False] = False, return_lse: Literal[False] = False,
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False,
+    scale: float | None = None, enable_gqa: bool = False, *, sinks: torch.Tensor | None = None,
+    alibi_slopes: torch.Tensor | None = None, return_weights: No = False, return_lse: No = False,
     **options: Unpack[TensorKeywords],
 ) -> torch.Tensor: ...  # fmt: skip
 @overload
 def scaled_dot_product_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
-    enable_gqa: bool = False, *, sinks: torch.Tensor | None = None, alibi_slopes: torch.Tensor | None = None,
-    return_weights: Literal[True], return_lse: Literal[False] = False,
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False,
+    scale: float | None = None, enable_gqa: bool = False, *, sinks: torch.Tensor | None = None,
+    alibi_slopes: torch.Tensor | None = None, return_weights: Yes, return_lse: No = False,
     **options: Unpack[TensorKeywords],
 ) -> WeightsResult[torch.Tensor]: ...  # fmt: skip
 @overload
 def scaled_dot_product_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
-    enable_gqa: bool = False, *, sinks: torch.Tensor | None = None, alibi_slopes: torch.Tensor | None = None,
-    return_weights: Literal[False] = False, return_lse: Literal[True],
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False,
+    scale: float | None = None, enable_gqa: bool = False, *, sinks: torch.Tensor | None = None,
+    alibi_slopes: torch.Tensor | None = None, return_weights: No = False, return_lse: Yes,
     **options: Unpack[TensorKeywords],
 ) -> LseResult[torch.Tensor]: ...  # fmt: skip
 @overload
 def scaled_dot_product_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
-    enable_gqa: bool = False, *, sinks: torch.Tensor | None = None, alibi_slopes: torch.Tensor | None = None,
-    return_weights: Literal[True], return_lse: Literal[True],
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False,
+    scale: float | None = None, enable_gqa: bool = False, *, sinks: torch.Tensor | None = None,
+    alibi_slopes: torch.Tensor | None = None, return_weights: Yes, return_lse: Yes,
     **options: Unpack[TensorKeywords],
 ) -> AttentionResult[torch.Tensor]: ...  # fmt: skip
 @overload
 def scaled_dot_product_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
-    enable_gqa: bool = False, *, sinks: torch.Tensor | None = None, alibi_slopes: torch.Tensor | None = None,
-    return_weights: bool = ..., return_lse: bool = ...,
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False,
+    scale: float | None = None, enable_gqa: bool = False, *, sinks: torch.Tensor | None = None,
+    alibi_slopes: torch.Tensor | None = None, return_weights: bool = ..., return_lse: bool = ...,
     **options: Unpack[TensorKeywords],
 ) -> Any: ...  # fmt: skip
 def scaled_dot_product_attention(
@@ -218,6 +218,27 @@ def scaled_dot_product_attention(
     return attention_result(output, weights[0] if weights else None, lse if return_lse else None)
 
 
+@overload
+def scaled_dot_product_attention_varlen(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cu_seqlens_q: Any,
+    cu_seqlens_k: Any, *, sinks: torch.Tensor | None = None,
+    alibi_slopes: torch.Tensor | None = None, return_lse: No = False,
+    **options: Unpack[PackedTensorKeywords],
+) -> torch.Tensor: ...  # fmt: skip
+@overload
+def scaled_dot_product_attention_varlen(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cu_seqlens_q: Any,
+    cu_seqlens_k: Any, *, sinks: torch.Tensor | None = None,
+    alibi_slopes: torch.Tensor | None = None, return_lse: Yes,
+    **options: Unpack[PackedTensorKeywords],
+) -> LseResult[torch.Tensor]: ...  # fmt: skip
+@overload
+def scaled_dot_product_attention_varlen(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cu_seqlens_q: Any,
+    cu_seqlens_k: Any, *, sinks: torch.Tensor | None = None,
+    alibi_slopes: torch.Tensor | None = None, return_lse: bool,
+    **options: Unpack[PackedTensorKeywords],
+) -> torch.Tensor | LseResult[torch.Tensor]: ...  # fmt: skip
 def scaled_dot_product_attention_varlen(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -241,7 +262,7 @@ def scaled_dot_product_attention_varlen(
 
     Returns
     -------
-    Tensor, or AttentionResult(output, None, lse)
+    Tensor, or LseResult(output, lse)
 
     Raises
     ------
@@ -251,7 +272,7 @@ def scaled_dot_product_attention_varlen(
     options |= {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
     arrays = query, key, value, sinks, alibi_slopes
     output, lse = _apply(differentiable.PACKED_ATTENTION, options, arrays)
-    return AttentionResult(output, None, lse) if return_lse else output
+    return attention_result(output, None, lse if return_lse else None)
 
 
 def additive_attention(
