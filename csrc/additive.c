@@ -54,9 +54,9 @@ INLINE vec transpose_keys(const attn_problem *p, int64_t batch, int64_t head, in
         if (attn_stops_at(c, LANES)) break;
         const int columns = (int)min_i(LANES, p->d_qk - c);
         vec r[LANES];
-    UNROLL for (int l = 0; l < LANES; l++)
-            r[l] = j + l < p->n_kv ? v_load_part(keys + l * p->key.stride_row + c, columns)
-                                   : v_zero();
+        UNROLL_FOR (int l = 0; l < LANES; l++)
+            r[l] =
+                j + l < p->n_kv ? v_load_part(keys + l * p->key.stride_row + c, columns) : v_zero();
         v_transpose(r);
         for (int l = 0; l < columns; l++) {
             size = v_max(v_abs(r[l]), size); /* a NaN that is lost here is in its exponential */
@@ -103,29 +103,29 @@ INLINE void factored_scores(const int rows, const additive *t, int64_t r, const 
     const int64_t d = t->p->d_qk;
     const real *q = t->q_exp + r * d;
     const vec one = v_set1(1), minus_two = v_set1(-2);
-    UNROLL for (int i = 0; i < rows; i++) out[i] = v_zero();
+    UNROLL_FOR (int i = 0; i < rows; i++) out[i] = v_zero();
     for (int64_t c0 = 0; c0 < d; c0 += CHUNK) {
         if (attn_stops_at(c0, rows * LANES)) return;
         const int64_t c1 = min_i(c0 + CHUNK, d);
         vec sum[ROWS];
         int64_t c = c0;
-        UNROLL for (int i = 0; i < rows; i++) sum[i] = v_zero();
+        UNROLL_FOR (int i = 0; i < rows; i++) sum[i] = v_zero();
         for (; c + 1 < c1; c += 2) {
             const vec k0 = v_load(tile + c * KEY_GROUP), k1 = v_load(tile + (c + 1) * KEY_GROUP);
             const vec v0 = v_set1(t->v[c]), v1 = v_set1(t->v[c + 1]);
-            UNROLL for (int i = 0; i < rows; i++) {
+            UNROLL_FOR (int i = 0; i < rows; i++) {
                 const vec x = v_fma(v_set1(q[i * d + c]), k0, one);
                 const vec y = v_fma(v_set1(q[i * d + c + 1]), k1, one);
                 sum[i] = v_add(sum[i], shared_quotient(v0, x, v1, y));
             }
         }
         if (c < c1) /* d_qk is odd */
-            UNROLL for (int i = 0; i < rows; i++) {
+            UNROLL_FOR (int i = 0; i < rows; i++) {
                 const vec x = v_fma(v_set1(q[i * d + c]), v_load(tile + c * KEY_GROUP), one);
                 sum[i] = v_fma(v_set1(t->v[c]), v_reciprocal(x), sum[i]);
             }
         const vec v_sum = v_set1(t->v_sums[c0 / CHUNK]);
-        UNROLL for (int i = 0; i < rows; i++)
+        UNROLL_FOR (int i = 0; i < rows; i++)
             out[i] = v_add(out[i], v_fma(minus_two, sum[i], v_sum));
     }
 }
@@ -199,8 +199,7 @@ static real softmax_row(const additive *t, int64_t r) {
         if (attn_stops_at(j, 1)) return 0;
         const int lanes = (int)min_i(LANES, t->n - j);
         vec x = v_load(s + j);
-        if (mask.kind != ATTN_MASK_NONE)
-            x = dense_apply(x, dense_load(&mask, t->i0 + r, j, lanes));
+        if (mask.kind != ATTN_MASK_NONE) x = dense_apply(x, dense_load(&mask, t->i0 + r, j, lanes));
         x = v_select(v_first(lanes), x, hidden);
         v_store(s + j, x);
         top = v_max(x, top);
@@ -227,8 +226,7 @@ static void weigh_values(const additive *t, int64_t d_v_padded) {
     for (int64_t j0 = 0; j0 < t->n; j0 += VALUE_KEYS) {
         if (attn_should_stop(t->rows * VALUE_KEYS * p->d_v)) return;
         const int64_t n = min_i(VALUE_KEYS, t->n - j0);
-        const stored *first =
-            (const stored *)p->value.data + at(&p->value, t->batch, t->head, j0);
+        const stored *first = (const stored *)p->value.data + at(&p->value, t->batch, t->head, j0);
         const value_rows values = {first, p->value.stride_row};
         const real *alpha = j0 ? t->ones : NULL;
         const weight_tile w = {t->scores + j0, t->stride, 1};
@@ -265,8 +263,9 @@ static bool store_outputs(const additive *t, int64_t d_v_padded, const bool *onl
     for (int64_t r = 0; r < t->rows; r++) {
         if (only && !only[r]) continue;
         const real l = only ? t->q_size[r] * SMALL : t->q_size[r];
-        overflow[r] = !store_output((stored *)output->data + at(output, t->batch, t->head, t->i0 + r),
-                                    t->output + r * d_v_padded, l, t->p->d_v);
+        overflow[r] =
+            !store_output((stored *)output->data + at(output, t->batch, t->head, t->i0 + r),
+                          t->output + r * d_v_padded, l, t->p->d_v);
         finite &= !overflow[r];
     }
     return finite;

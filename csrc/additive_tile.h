@@ -77,11 +77,12 @@ INLINE void gradient_tile(const int rows, const int nv, const bool mixed, const 
                           const span *t, int64_t r, const vec scale[2]) {
     const real *q = t->q_exp + r * SPAN, *gradients = w->gradients + r * w->stride;
     vec q_sum[ROWS][2], v_total[2] = {v_zero(), v_zero()};
-    UNROLL for (int i = 0; i < ROWS; i++) q_sum[i][0] = q_sum[i][1] = v_zero();
+    UNROLL_FOR (int i = 0; i < ROWS; i++) q_sum[i][0] = q_sum[i][1] = v_zero();
     for (int64_t j = t->j0; j < t->j1; j++) {
         vec k_sum[2] = {v_zero(), v_zero()}, k[2] = {v_zero(), v_zero()};
-        UNROLL for (int v = 0; v < nv; v++) k[v] = v_load(t->k_exp + (j - t->j0) * SPAN + v * LANES);
-        UNROLL for (int i = 0; i < rows; i++) {
+        UNROLL_FOR (int v = 0; v < nv; v++)
+            k[v] = v_load(t->k_exp + (j - t->j0) * SPAN + v * LANES);
+        UNROLL_FOR (int i = 0; i < rows; i++) {
             const real gradient = gradients[i * w->stride + j];
             const vec x = v_set1(gradient);
             vec s[2];
@@ -89,19 +90,19 @@ INLINE void gradient_tile(const int rows, const int nv, const bool mixed, const 
             if (!mixed || t->q_size[r + i] + t->k_size[j - t->j0] < FACTORED_LIMIT)
                 factored(nv, q + i * SPAN, k, s);
             else direct(w, t, r + i, j, s);
-            UNROLL for (int v = 0; v < nv; v++) {
+            UNROLL_FOR (int v = 0; v < nv; v++) {
                 const vec a = v_mul(x, s[v]), b = v_fma(a, s[v], a);
                 q_sum[i][v] = v_add(q_sum[i][v], b);
                 k_sum[v] = v_add(k_sum[v], b);
                 v_total[v] = v_add(v_total[v], a);
             }
         }
-        UNROLL for (int v = 0; v < nv; v++)
+        UNROLL_FOR (int v = 0; v < nv; v++)
             add_to(t->key + j * t->key_stride + v * LANES, scale[v], k_sum[v],
                    v == nv - 1 ? t->tail : LANES);
     }
-    UNROLL for (int v = 0; v < nv; v++) {
-        UNROLL for (int i = 0; i < rows; i++)
+    UNROLL_FOR (int v = 0; v < nv; v++) {
+        UNROLL_FOR (int i = 0; i < rows; i++)
             add_to(t->query + (r + i) * t->query_stride + v * LANES, scale[v], q_sum[i][v],
                    v == nv - 1 ? t->tail : LANES);
         v_store(t->v_sums + v * LANES, v_add(v_load(t->v_sums + v * LANES), v_total[v]));
@@ -129,7 +130,8 @@ static void row_sizes(const real *from, int64_t stride, int64_t n, const span *t
     for (int64_t r = 0; r < n; r++, from += stride) {
         vec size = v_zero();
         for (int v = 0; v < t->nv; v++)
-            size = v_max(size, size_of(v_load_part(from + v * LANES, v == t->nv - 1 ? t->tail : LANES)));
+            size = v_max(size,
+                         size_of(v_load_part(from + v * LANES, v == t->nv - 1 ? t->tail : LANES)));
         sizes[r] = v_max_lanes(size);
     }
 }
@@ -149,7 +151,7 @@ static void gradient_tiles(const work *w, const span *t, bool mixed) {
             continue;
         }
         switch (8 * t->nv + rows) {
-#define TILE(N, R) \
+#define TILE(N, R)                                                                                 \
     case 8 * (N) + (R): gradient_tile(R, N, false, w, t, r, scale); break;
             TILE(1, 1)
             TILE(1, 2)

@@ -39,7 +39,7 @@ static void load_delta(const work *w, panel *q) {
             const int columns = (int)min_i(LANES, w->p->d_v - c);
             if (c > 0 && c % CHAIN == 0) before = v_add(before, sum), sum = v_zero();
             vec r[LANES];
-    UNROLL for (int l = 0; l < LANES; l++) {
+            UNROLL_FOR (int l = 0; l < LANES; l++) {
                 const int64_t i = v * LANES + l;
                 r[l] = i < b->n ? v_load_stored_part(output + i * stride + c, columns) : v_zero();
             }
@@ -106,7 +106,8 @@ static void load_panel(work *w, int k, int64_t batch, int64_t head, int64_t i0, 
     const value_rows queries = {rows_of(&p->query, b, head, row), p->query.stride_row};
     const attn_tensor *g = &w->g->grad_output;
     const value_rows grads = {rows_of(g, b, head, row), g->stride_row};
-    q->finite = values_finite(queries, b->n, p->d_qk, true) && values_finite(grads, b->n, p->d_v, true);
+    q->finite =
+        values_finite(queries, b->n, p->d_qk, true) && values_finite(grads, b->n, p->d_v, true);
 }
 
 /* The exponential of the head's sink relative to 16^high 16^low, 0 without one. */
@@ -161,7 +162,8 @@ static void store_rows(const work *w, const panel *q) {
 
 /* Does entry b add to the same part of the mask's gradient as entry a? */
 static bool same_mask(const attn_mask *m, int64_t a, int64_t b) {
-    return m->batch_offsets ? m->batch_offsets[a] == m->batch_offsets[b] : m->stride_batch == 0 || a == b;
+    return m->batch_offsets ? m->batch_offsets[a] == m->batch_offsets[b]
+                            : m->stride_batch == 0 || a == b;
 }
 
 /* One of the pieces that the rows of every head are cut into; `pieces` belong to this entry's head. */
@@ -172,7 +174,8 @@ typedef struct place {
 /* The place of a task of `heads` heads: of `pieces` each, or of `size` rows each of packed sequences. */
 static place place_of(const attn_problem *p, const int64_t *starts, int64_t heads, int64_t size,
                       int64_t pieces, int64_t task) {
-    if (!starts) return (place){task / pieces / heads, task / pieces % heads, task % pieces, pieces};
+    if (!starts)
+        return (place){task / pieces / heads, task / pieces % heads, task % pieces, pieces};
     const int64_t batch = sequence_of(starts, p->batch, size, task / heads);
     const int64_t first = cell_of(starts, batch, size);
     const int64_t n = cell_of(starts, batch + 1, size) - first;
@@ -244,7 +247,8 @@ static bool run_round(work *w, const task_range *r, int64_t batch, int64_t head,
     const band band = band_of(p, batch);
     key_range keys = {0, 0};
     if (begin < band.n_q) keys = band_range(&band, begin, min_i(end, band.n_q));
-    if (r->wanted & TO_PARTS && !parts_matter(w, batch, head, begin, min_i(end, band.n_q))) return true;
+    if (r->wanted & TO_PARTS && !parts_matter(w, batch, head, begin, min_i(end, band.n_q)))
+        return true;
     const int64_t k0 = max_i(r->k0, keys.begin / block_kv);
     const int64_t k1 = min_i(r->k1, (keys.end + block_kv - 1) / block_kv);
     if (k0 >= k1 && !(r->wanted & (TO_ROWS | TO_PARTS))) return true;
@@ -267,7 +271,8 @@ static void run(const attn_call *call, int64_t task, void *scratch) {
     const attn_backward_problem *g = call->problem;
     const attn_scratch *s = &call->plan->scratch;
     const task_range r = range_of(g, call->plan, task);
-    work w = {.g = g, .p = &g->attention, .plan = call->plan, .shared = call->shared, .wanted = r.wanted};
+    work w = {
+        .g = g, .p = &g->attention, .plan = call->plan, .shared = call->shared, .wanted = r.wanted};
     w.rows = lse_rows(w.p);
     w.gradients = (real *)scratch + s->gradients;
     w.caps = (real *)scratch + s->caps;
@@ -296,7 +301,8 @@ static void merge(const attn_call *call, int64_t head) {
             sink += sinks[lse_index(p, b, head, i)];
             slope += slopes[lse_index(p, b, head, i)];
         }
-        if (g->alibi_slopes) ((real *)g->alibi_slopes)[b * p->alibi_stride_batch + head] = (real)slope;
+        if (g->alibi_slopes)
+            ((real *)g->alibi_slopes)[b * p->alibi_stride_batch + head] = (real)slope;
     }
     if (g->sinks) ((real *)g->sinks)[head] = (real)sink;
 }

@@ -125,10 +125,12 @@ static void pack_panel(const block *b, const attn_tensor *t, int64_t d, real fac
             const io *corner = rows + v * LANES * t->stride_row + c;
             vec r[LANES];
             if (columns == LANES && (v + 1) * LANES <= b->n) {
-    UNROLL for (int l = 0; l < LANES; l++) r[l] = v_load_io(corner + l * t->stride_row);
+                UNROLL_FOR (int l = 0; l < LANES; l++) r[l] = v_load_io(corner + l * t->stride_row);
             } else {
-                UNROLL for (int l = 0; l < LANES; l++)
-                    r[l] = v * LANES + l < b->n ? v_load_io_part(corner + l * t->stride_row, columns) : v_zero();
+                UNROLL_FOR (int l = 0; l < LANES; l++)
+                    r[l] = v * LANES + l < b->n
+                               ? v_load_io_part(corner + l * t->stride_row, columns)
+                               : v_zero();
             }
             v_transpose(r);
             for (int l = 0; l < columns; l++)
@@ -146,13 +148,15 @@ static void pack_queries(const block *b) { /* times the scale, in units of ln 16
 static const stored *row_at(const attn_tensor *t, const block *b, int64_t j) {
     const attn_problem *p = b->p;
     if (!p->cache) return (const stored *)t->data + at(t, b->batch, b->kv_head, b->key_row + j);
-    return (const stored *)t->data + cache_slot(p->cache, p->n_kv_heads, b->batch, b->kv_head, j) * p->d_v;
+    return (const stored *)t->data +
+           cache_slot(p->cache, p->n_kv_heads, b->batch, b->kv_head, j) * p->d_v;
 }
 
 /* Values of an int8 cache are still to be multiplied with their scale. */
 static vec row_scale(const block *b, int64_t j) {
 #ifdef STORED_i8
-    return v_set1(b->p->cache->value_scales[cache_slot(b->p->cache, b->p->n_kv_heads, b->batch, b->kv_head, j)]);
+    return v_set1(b->p->cache->value_scales[cache_slot(b->p->cache, b->p->n_kv_heads, b->batch,
+                                                       b->kv_head, j)]);
 #else
     (void)b, (void)j;
     return v_set1(1);
@@ -168,14 +172,17 @@ static void copy_rows(const attn_tensor *t, const block *b, int64_t j0, int64_t 
         for (int64_t c = 0; c < d; c += LANES) {
             if (attn_stops_at(c, 1)) return;
             const int n = (int)min_i(LANES, d - c);
-            v_store(to + c, v_mul(n == LANES ? v_load_stored(row + c) : v_load_stored_part(row + c, n), scale));
+            v_store(
+                to + c,
+                v_mul(n == LANES ? v_load_stored(row + c) : v_load_stored_part(row + c, n), scale));
         }
     }
 }
 
 /* A cache's keys [j0, j1) as dense rows; returns where key j0 is. The rows from j0's vector on are written,
  * so `to` has room for whole vectors. */
-static inline const real *copy_tiles(const block *b, int64_t j0, int64_t j1, int64_t stride, real *restrict to) {
+static inline const real *copy_tiles(const block *b, int64_t j0, int64_t j1, int64_t stride,
+                                     real *restrict to) {
     const attn_problem *p = b->p;
     const int64_t first = j0 / LANES * LANES;
     for (int64_t j = first; j < j1; j += LANES) {

@@ -27,7 +27,7 @@ static const real EXP2_Q[] = {0x1.4308fap-13f, 0x1.5f07b4p-10f, 0x1.3b2ba0p-7f,
 
 INLINE vec v_exp2_q(vec f) { /* (2^f - 1) / f */
     vec q = v_set1(EXP2_Q[0]);
-    UNROLL for (unsigned i = 1; i < sizeof EXP2_Q / sizeof *EXP2_Q; i++)
+    UNROLL_FOR (unsigned i = 1; i < sizeof EXP2_Q / sizeof *EXP2_Q; i++)
         q = v_fma(q, f, v_set1(EXP2_Q[i]));
     return q;
 }
@@ -41,9 +41,7 @@ INLINE vec v_exp2(vec y) {
 INLINE vec v_exp16(vec z) { return v_exp2(v_mul(z, v_set1(4))); }
 
 /* The maximum to subtract: 0 for a row that has seen nothing, where -inf - -inf would be NaN. */
-INLINE vec v_reference_max(vec m) {
-    return v_select(v_eq(m, v_set1(-REAL_INF)), v_zero(), m);
-}
+INLINE vec v_reference_max(vec m) { return v_select(v_eq(m, v_set1(-REAL_INF)), v_zero(), m); }
 
 /* 16^(s - m) for many s and one m of each lane: exp2(4 s - 4 m), in one multiply-add. Where 4 m is beyond
  * the largest number, any two scores that differ do so by far more than exp2 can show: s - m will do. */

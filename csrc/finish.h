@@ -31,8 +31,11 @@ static void load_run(const block *b, const dense *mask, int lane, int64_t j, int
         const bool whole = mask->kind == ATTN_MASK_ADD && mask->col == mask->size && n == LANES &&
                            i + LANES <= b->i1;
         vec r[LANES];
-        if (whole) UNROLL for (int l = 0; l < LANES; l++) r[l] = v_load(bias + l * (mask->row / mask->col));
-        else for (int l = 0; l < LANES; l++) r[l] = dense_load(mask, min_i(i + l, b->i1 - 1), j, n);
+        if (whole)
+            UNROLL_FOR (int l = 0; l < LANES; l++)
+                r[l] = v_load(bias + l * (mask->row / mask->col));
+        else
+            for (int l = 0; l < LANES; l++) r[l] = dense_load(mask, min_i(i + l, b->i1 - 1), j, n);
         v_transpose(r);
         memcpy(run->bias, r, sizeof r);
     }
@@ -48,8 +51,8 @@ typedef struct finish {
 } finish;
 
 /* One vector of scores, of queries from i on for key j, through score function and masks. */
-INLINE vec finish_score(const finish *f, vec s, const mask_run *run, int k, const bool masked, const bool bits,
-                        const int64_t *key_ids, int64_t i, int64_t j) {
+INLINE vec finish_score(const finish *f, vec s, const mask_run *run, int k, const bool masked,
+                        const bool bits, const int64_t *key_ids, int64_t i, int64_t j) {
     if (f->score.any)
         s = score_apply(&f->score, s, v_add(v_iota(), v_set1((real)(i + f->score.offset - j))));
     if (masked && bits) s = v_select(v_bit(run->bits, k), s, v_set1(-REAL_INF));
@@ -70,16 +73,19 @@ INLINE vec finish_run(finish f, const mask_run *run, int n, const bool masked, c
 }
 
 /* Score functions and masks on a block that needs them, and the maxima anew. */
-static void finish_scores(const block *b, tile_view t, int first, int vecs, bool cut, real *restrict scores) {
+static void finish_scores(const block *b, tile_view t, int first, int vecs, bool cut,
+                          real *restrict scores) {
     const bool masked = b->dense.kind != ATTN_MASK_NONE && !t.full, bits = mask_is_bits(&b->dense);
     const int64_t *ids = t.full ? NULL : b->segments.query, *key_ids = b->segments.key;
     const int most = masked && !bits ? LANES : RUN_BITS;
     for (int lane = first * LANES; lane < (first + vecs) * LANES; lane += LANES) {
         const int64_t i = b->i0 + lane;
-        const finish f = {b->score, b->band, cut, ids ? ids + i : NULL, (int)min_i(LANES, b->i1 - i)};
+        const finish f = {b->score, b->band, cut, ids ? ids + i : NULL,
+                          (int)min_i(LANES, b->i1 - i)};
         vec top = v_set1(-REAL_INF);
         mask_run run;
-        run.bits[0] = 0, run.bias[0] = v_zero(); /* gcc does not see that only what is loaded is read */
+        /* gcc does not see that only what is loaded is read */
+        run.bits[0] = 0, run.bias[0] = v_zero();
         for (int64_t j = t.j0; j < t.j1; j += most) {
             const int n = (int)min_i(most, t.j1 - j);
             real *s = scores + (j - t.j0) * BLOCK_Q + lane;

@@ -46,19 +46,19 @@ INLINE void add_tile(const int rows, const int nv, weight_tile w, const row_prod
     const stored *row = s->rows + column;
     const int64_t stride = s->stride, out_stride = s->out_stride;
     real *out = s->out + column;
-    UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int c = 0; c < nv; c++) acc[r][c] = v_zero();
+    UNROLL_FOR (int r = 0; r < rows; r++)
+        UNROLL_FOR (int c = 0; c < nv; c++) acc[r][c] = v_zero();
     for (int64_t j = 0; j < n; j++, row += stride) {
         vec x[TILE_DV];
-        UNROLL for (int c = 0; c < nv; c++)
+        UNROLL_FOR (int c = 0; c < nv; c++)
             x[c] = load_value(row, c * LANES, true, c == nv - 1 ? tail : LANES);
-        UNROLL for (int r = 0; r < rows; r++) {
+        UNROLL_FOR (int r = 0; r < rows; r++) {
             const vec p = v_set1(w.data[r * w.row + j * w.key]);
-            UNROLL for (int c = 0; c < nv; c++) acc[r][c] = v_fma(p, x[c], acc[r][c]);
+            UNROLL_FOR (int c = 0; c < nv; c++) acc[r][c] = v_fma(p, x[c], acc[r][c]);
         }
     }
-    UNROLL for (int r = 0; r < rows; r++, out += out_stride) {
-        UNROLL for (int c = 0; c < nv; c++) {
+    UNROLL_FOR (int r = 0; r < rows; r++, out += out_stride) {
+        UNROLL_FOR (int c = 0; c < nv; c++) {
             real *o = out + c * LANES;
             if (c < nv - 1 || tail == LANES) v_store(o, v_add(v_load(o), acc[r][c]));
             else v_store_part(o, v_add(v_load_part(o, tail), acc[r][c]), tail);
@@ -86,7 +86,8 @@ static void add_product_guarded(int64_t rows, const uint8_t *hidden, weight_tile
 }
 
 /* The same for any size, cut into register tiles. hidden: what to pass over, NULL if nothing. */
-static void add_product(int64_t rows, const uint8_t *hidden, weight_tile w, row_product s, int64_t n) {
+static void add_product(int64_t rows, const uint8_t *hidden, weight_tile w, row_product s,
+                        int64_t n) {
     if (hidden) {
         add_product_guarded(rows, hidden, w, s, n);
         return;
@@ -102,7 +103,7 @@ static void add_product(int64_t rows, const uint8_t *hidden, weight_tile w, row_
             if (c * LANES > ASK_EVERY && attn_should_stop(nr * n * nv * LANES)) return;
             const int tail = c + nv == vecs ? last : LANES;
 #define TILE(R, N)                                                                                 \
-    case 8 * (R) + (N): add_tile(R, N, wr, &s, n, c * LANES, tail); break;
+    case 8 * (R) + (N): add_tile(R, N, wr, &s, n, (c * LANES), tail); break;
 #define TILES(N) TILE(1, N) TILE(2, N) TILE(3, N) TILE(4, N) TILE(5, N) TILE(6, N)
             switch (8 * nr + nv) {
                 TILES(1)

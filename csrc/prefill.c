@@ -19,8 +19,8 @@
  * Sources: Milakov and Gimelshein 2018 (online softmax), Dao et al. 2022 (tiling). */
 #include "finish.h"
 
-#define LAZY                                                                                       \
-    REAL(2.0) /* units of ln 16 that a row's scores may climb above its reference maximum */
+/* Units of ln 16 that a row's scores may climb above its reference maximum. */
+#define LAZY REAL(2.0)
 
 /* The keys of [j0, j1) that the band shows to any query of vector v of the lanes. */
 static key_range seen_by(const block *b, int v, int64_t j0, int64_t j1) {
@@ -72,7 +72,7 @@ INLINE void softmax_lanes(const int vecs, const block *b, int first, int64_t n,
     real *const alpha_row = b->alpha + first * LANES, *const top_row = b->top + first * LANES;
     relative m[TILE_QV];
     vec sum[TILE_QV];
-    UNROLL for (int v = 0; v < vecs; v++) {
+    UNROLL_FOR (int v = 0; v < vecs; v++) {
         const vec old = v_load(m_row + v * LANES), top = v_load(top_row + v * LANES);
         const vmask moved = v_lt(v_add(old, v_set1(LAZY)), top);
         const vec now = v_select(moved, top, old);
@@ -83,14 +83,14 @@ INLINE void softmax_lanes(const int vecs, const block *b, int first, int64_t n,
         v_store(alpha_row + v * LANES, v_select(moved, v_exp16(v_sub(old, reference)), v_set1(1)));
     }
     for (int64_t j = 0; j < n; j++) {
-        UNROLL for (int v = 0; v < vecs; v++) {
+        UNROLL_FOR (int v = 0; v < vecs; v++) {
             real *s = scores + j * BLOCK_Q + (first + v) * LANES;
             const vec p = v_exp16_relative(v_load(s), m[v]);
             sum[v] = v_add(sum[v], p);
             v_store(s, p);
         }
     }
-    UNROLL for (int v = 0; v < vecs; v++) {
+    UNROLL_FOR (int v = 0; v < vecs; v++) {
         const vec l = v_load(l_row + v * LANES), alpha = v_load(alpha_row + v * LANES);
         v_store(l_row + v * LANES, v_fma(l, alpha, sum[v]));
     }
@@ -111,12 +111,17 @@ static tile_view view_of(const block *b, int64_t j0, int64_t j1) {
     if (b->dense.kind != ATTN_MASK_NONE) {
         const int64_t index = j0 / b->plan->block_kv, corner = index * b->plan->block_kv;
         const attn_tile_class c = b->classes[index - b->plan->first_block];
-        t = (tile_view){b->i0 + c.i0, min_i(b->i0 + c.i1, b->i1), max_i(t.j0, corner + c.j0),
-                        min_i(t.j1, corner + c.j1), c.full, c.hides};
+        t = (tile_view){b->i0 + c.i0,
+                        min_i(b->i0 + c.i1, b->i1),
+                        max_i(t.j0, corner + c.j0),
+                        min_i(t.j1, corner + c.j1),
+                        c.full,
+                        c.hides};
     }
     if (b->segments.query && !shows_nothing(t)) t = segments_view(&b->segments, t);
     /* whole vectors of lanes are worked on, so hidden lanes beside visible ones need the masks */
-    if ((t.i0 - b->i0) % LANES || (t.i1 != b->i1 && (t.i1 - b->i0) % LANES)) t.full = false, t.hides = true;
+    if ((t.i0 - b->i0) % LANES || (t.i1 != b->i1 && (t.i1 - b->i0) % LANES))
+        t.full = false, t.hides = true;
     return t;
 }
 
@@ -147,24 +152,29 @@ static void attend_lanes(block *b, tile_view t, int first, int last, bool cut, b
         for (int64_t e = 0; e < n * BLOCK_Q; e++) b->hidden[e] = scores[e] == -REAL_INF;
     softmax_block(b, first, last - first, n, scores);
     for (int64_t j = 0; b->small && j < n; j++)
-        for (int lane = first * LANES; lane < last * LANES; lane++) scores[j * BLOCK_Q + lane] *= SMALL;
-    const real *weights = dropped_weights(b, t, r1, scores), *alpha = alpha_of(b, first, last, guarded);
+        for (int lane = first * LANES; lane < last * LANES; lane++)
+            scores[j * BLOCK_Q + lane] *= SMALL;
+    const real *weights = dropped_weights(b, t, r1, scores),
+               *alpha = alpha_of(b, first, last, guarded);
     if (!guarded) {
-        value_product(r1 - r0, d_v, false, (weight_tile){weights + r0, 1, BLOCK_Q}, values, n, alpha,
-                      b->output + r0 * d_v, d_v);
+        value_product(r1 - r0, d_v, false, (weight_tile){weights + r0, 1, BLOCK_Q}, values, n,
+                      alpha, b->output + r0 * d_v, d_v);
         return;
     }
     for (int64_t r = r0; r < r1; r++)
-        value_row_guarded(b->hidden + r, BLOCK_Q, d_v, false, (weight_tile){weights + r, 1, BLOCK_Q}, values,
-                          n, b->alpha + r, b->output + r * d_v);
+        value_row_guarded(b->hidden + r, BLOCK_Q, d_v, false,
+                          (weight_tile){weights + r, 1, BLOCK_Q}, values, n, b->alpha + r,
+                          b->output + r * d_v);
 }
 
 /* One block of keys; rows and scores hold them from t.j0 on. What the band cuts is taken by vectors of lanes, each
  * with the keys that it sees: on the diagonal of a causal mask that spares a third of the work. */
 static void attend_block(block *b, tile_view t, key_rows rows, real *restrict scores) {
     const int first = (int)(t.i0 - b->i0) / LANES, last = (int)(t.i1 - b->i0 + LANES - 1) / LANES;
-    const bool cut = !band_full(&b->band, b->i0 + first * LANES, min_i(b->i1, b->i0 + last * LANES), t.j0, t.j1);
-    const bool guarded = (cut || t.hides) && !values_finite(rows.values, t.j1 - t.j0, b->plan->d_v_padded, false);
+    const bool cut =
+        !band_full(&b->band, b->i0 + first * LANES, min_i(b->i1, b->i0 + last * LANES), t.j0, t.j1);
+    const bool guarded =
+        (cut || t.hides) && !values_finite(rows.values, t.j1 - t.j0, b->plan->d_v_padded, false);
     score_block(b, t, first, last, rows, scores);
     if (!cut) {
         attend_lanes(b, t, first, last, false, guarded, rows.values, scores);
@@ -176,7 +186,8 @@ static void attend_block(block *b, tile_view t, key_rows rows, real *restrict sc
         tile_view part = t;
         part.j0 = keys.begin, part.j1 = keys.end;
         const int64_t skipped = keys.begin - t.j0;
-        attend_lanes(b, part, v, v + 1, true, guarded, rows_from(rows, skipped).values, scores + skipped * BLOCK_Q);
+        attend_lanes(b, part, v, v + 1, true, guarded, rows_from(rows, skipped).values,
+                     scores + skipped * BLOCK_Q);
     }
 }
 
@@ -218,9 +229,11 @@ static void mark_lost_rows(const block *b) {
 /* Row r of the block: output = o / l, lse beside it. */
 static bool store_row(const block *b, int64_t r) {
     const attn_problem *p = b->p;
-    const real l = r < b->n ? b->l[r] : 0, *sink = p->sinks ? (const real *)p->sinks + b->head : NULL;
+    const real l = r < b->n ? b->l[r] : 0,
+               *sink = p->sinks ? (const real *)p->sinks + b->head : NULL;
     const int64_t row = b->query_row + b->i0 + r;
-    if (p->lse) ((real *)p->lse)[lse_index(p, b->batch, b->head, row)] = lse_beside(sink, b->m[r], l);
+    if (p->lse)
+        ((real *)p->lse)[lse_index(p, b->batch, b->head, row)] = lse_beside(sink, b->m[r], l);
     return store_output((io *)p->output.data + at(&p->output, b->batch, b->head, row),
                         b->output + r * b->plan->d_v_padded, b->small ? l * SMALL : l, p->d_v);
 }
@@ -228,8 +241,7 @@ static bool store_row(const block *b, int64_t r) {
 /* Weights of the block's rows from the kept p, keys [keys.begin, keys.end); all other keys get 0. */
 static void store_weights(const block *b, key_range keys, const real *block_max) {
     const attn_problem *p = b->p;
-    io *rows = (io *)p->weights +
-                   ((b->batch * p->n_heads + b->head) * p->n_q + b->i0) * p->n_kv;
+    io *rows = (io *)p->weights + ((b->batch * p->n_heads + b->head) * p->n_q + b->i0) * p->n_kv;
     const int64_t all = min_i(BLOCK_Q, p->n_q - b->i0);
     for (int64_t r = 0; r < all; r++) {
         const key_range seen = r < b->n ? keys : (key_range){0, 0};
@@ -244,10 +256,12 @@ static void store_weights(const block *b, key_range keys, const real *block_max)
             const int64_t index = j / b->plan->block_kv;
             n = min_i(LANES, min_i((index + 1) * b->plan->block_kv, keys.end) - j);
             const vec top = v_load(block_max + index * BLOCK_Q + v * LANES);
-            const vec factor = v_select(v_eq(l, v_zero()), v_zero(), v_div(v_exp16(v_sub(top, m)), l));
+            const vec factor =
+                v_select(v_eq(l, v_zero()), v_zero(), v_div(v_exp16(v_sub(top, m)), l));
             vec w[LANES];
             for (int k = 0; k < LANES; k++)
-                w[k] = k < n ? v_mul(v_load(b->scores + (j + k) * BLOCK_Q + v * LANES), factor) : v_zero();
+                w[k] = k < n ? v_mul(v_load(b->scores + (j + k) * BLOCK_Q + v * LANES), factor)
+                             : v_zero();
             v_transpose(w);
             for (int r = 0; r < min_i(LANES, b->n - v * LANES); r++)
                 v_store_io_part(rows + (v * LANES + r) * p->n_kv + j, w[r], (int)n);
@@ -263,7 +277,8 @@ static void clear_around(const block *b, tile_view t, int64_t j0, int64_t j1) {
         key_range seen = {j1, j1};
         if (!shows_nothing(t) && first <= v && v < last) seen = seen_by(b, v, t.j0, t.j1);
         for (int64_t j = j0; j < j1; j++)
-            if (j < seen.begin || j >= seen.end) v_store(b->scores + j * BLOCK_Q + v * LANES, v_zero());
+            if (j < seen.begin || j >= seen.end)
+                v_store(b->scores + j * BLOCK_Q + v * LANES, v_zero());
     }
 }
 
@@ -293,14 +308,16 @@ static void attend_blocks(block *blocks, int n, int64_t j0, int64_t j1) {
     key_range shown = {j1, j0};
     for (int k = 0; k < n; k++) {
         const tile_view t = views[k] = view_of(&blocks[k], j0, j1);
-        if (!shows_nothing(t)) shown = (key_range){min_i(shown.begin, t.j0), max_i(shown.end, t.j1)};
+        if (!shows_nothing(t))
+            shown = (key_range){min_i(shown.begin, t.j0), max_i(shown.end, t.j1)};
     }
     if (shown.begin < shown.end) {
         const key_rows rows = key_rows_of(blocks, shown.begin, shown.end);
         for (int k = 0; k < n; k++) {
             const tile_view t = views[k];
             real *scores = blocks[k].scores + (blocks[k].p->weights ? t.j0 * BLOCK_Q : 0);
-            if (!shows_nothing(t)) attend_block(&blocks[k], t, rows_from(rows, t.j0 - shown.begin), scores);
+            if (!shows_nothing(t))
+                attend_block(&blocks[k], t, rows_from(rows, t.j0 - shown.begin), scores);
         }
     }
     if (blocks->p->weights) clear_around(blocks, views[0], j0, j1); /* there is one block then */
@@ -351,11 +368,19 @@ static void prepare(const attn_call *call, int64_t task) {
     for (int64_t k = 0; k < plan->key_blocks; k++) {
         if (attn_should_stop(BLOCK_Q * plan->block_kv)) return;
         const int64_t j0 = (plan->first_block + k) * plan->block_kv;
-        const tile_view t = dense_view(&mask, (tile_view){.i0 = i0, .i1 = min_i(i0 + BLOCK_Q, p->n_q), .j0 = j0, .j1 = min_i(j0 + plan->block_kv, p->n_kv)});
+        const tile_view t =
+            dense_view(&mask, (tile_view){.i0 = i0,
+                                          .i1 = min_i(i0 + BLOCK_Q, p->n_q),
+                                          .j0 = j0,
+                                          .j1 = min_i(j0 + plan->block_kv, p->n_kv)});
         out[k] = (attn_tile_class){0};
         if (t.j0 < t.j1)
-            out[k] = (attn_tile_class){(uint8_t)(t.i0 - i0), (uint8_t)(t.i1 - i0), (uint8_t)(t.j0 - j0),
-                                       (uint8_t)(t.j1 - j0), t.full, t.hides};
+            out[k] = (attn_tile_class){(uint8_t)(t.i0 - i0),
+                                       (uint8_t)(t.i1 - i0),
+                                       (uint8_t)(t.j0 - j0),
+                                       (uint8_t)(t.j1 - j0),
+                                       t.full,
+                                       t.hides};
     }
 }
 

@@ -63,7 +63,7 @@ typedef stored io;
 #define ATTN_STR(x) ATTN_STR_(x)
 #define ATTN_LABEL ATTN_STR(ATTN_DTYPE) "_" ATTN_STR(ATTN_ISA)
 
-#define UNROLL _Pragma("GCC unroll 16")
+#define UNROLL_FOR(...) _Pragma("GCC unroll 16") for (__VA_ARGS__)
 #define INLINE static inline __attribute__((always_inline))
 
 INLINE int64_t min_i(int64_t a, int64_t b) { return a < b ? a : b; }

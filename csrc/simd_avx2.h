@@ -162,10 +162,10 @@ INLINE vec v_unpack_hi2(vec a, vec b) {
 /* out[l] = sum of the lanes of a[l], each by the same tree */
 INLINE vec v_sum_each(const vec a[LANES]) {
     vec two[4], four[2];
-    UNROLL for (int i = 0; i < 4; i++)
+    UNROLL_FOR (int i = 0; i < 4; i++)
         two[i] = v_add(_mm256_unpacklo_ps(a[2 * i], a[2 * i + 1]),
                        _mm256_unpackhi_ps(a[2 * i], a[2 * i + 1]));
-    UNROLL for (int i = 0; i < 2; i++)
+    UNROLL_FOR (int i = 0; i < 2; i++)
         four[i] = v_add(v_unpack_lo2(two[2 * i], two[2 * i + 1]),
                         v_unpack_hi2(two[2 * i], two[2 * i + 1]));
     return v_add(_mm256_permute2f128_ps(four[0], four[1], 0x20),
@@ -174,17 +174,17 @@ INLINE vec v_sum_each(const vec a[LANES]) {
 
 INLINE void v_transpose(vec r[LANES]) {
     vec t[8], u[8];
-    UNROLL for (int i = 0; i < 4; i++) {
+    UNROLL_FOR (int i = 0; i < 4; i++) {
         t[2 * i] = _mm256_unpacklo_ps(r[2 * i], r[2 * i + 1]);
         t[2 * i + 1] = _mm256_unpackhi_ps(r[2 * i], r[2 * i + 1]);
     }
-    UNROLL for (int i = 0; i < 2; i++) { /* 4 x 4 blocks: u[4i + c] = column c of rows 4i..4i+3 */
-        UNROLL for (int h = 0; h < 2; h++) {
+    UNROLL_FOR (int i = 0; i < 2; i++) { /* 4 x 4 blocks: u[4i + c] = column c of rows 4i..4i+3 */
+        UNROLL_FOR (int h = 0; h < 2; h++) {
             u[4 * i + 2 * h] = v_unpack_lo2(t[4 * i + h], t[4 * i + 2 + h]);
             u[4 * i + 2 * h + 1] = v_unpack_hi2(t[4 * i + h], t[4 * i + 2 + h]);
         }
     }
-    UNROLL for (int c = 0; c < 4; c++) {
+    UNROLL_FOR (int c = 0; c < 4; c++) {
         r[c] = _mm256_permute2f128_ps(u[c], u[4 + c], 0x20);
         r[4 + c] = _mm256_permute2f128_ps(u[c], u[4 + c], 0x31);
     }

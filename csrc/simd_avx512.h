@@ -92,10 +92,10 @@ INLINE vec v_from_bytes(const uint8_t *p, int n) { /* n bytes 0 or 1 -> 0.0 or 1
 /* out[l] = sum of the lanes of a[l], each by the same tree */
 INLINE vec v_sum_each(const vec a[LANES]) {
     vec pair[4], quad[2];
-    UNROLL for (int i = 0; i < 4; i++)
+    UNROLL_FOR (int i = 0; i < 4; i++)
         pair[i] = v_add(_mm512_unpacklo_pd(a[2 * i], a[2 * i + 1]),
                         _mm512_unpackhi_pd(a[2 * i], a[2 * i + 1]));
-    UNROLL for (int i = 0; i < 2; i++)
+    UNROLL_FOR (int i = 0; i < 2; i++)
         quad[i] = v_add(_mm512_shuffle_f64x2(pair[2 * i], pair[2 * i + 1], 0x88),
                         _mm512_shuffle_f64x2(pair[2 * i], pair[2 * i + 1], 0xdd));
     return v_add(_mm512_shuffle_f64x2(quad[0], quad[1], 0x88),
@@ -104,17 +104,18 @@ INLINE vec v_sum_each(const vec a[LANES]) {
 
 INLINE void v_transpose(vec r[LANES]) {
     vec t[8], u[8];
-    UNROLL for (int i = 0; i < 4; i++) {
+    UNROLL_FOR (int i = 0; i < 4; i++) {
         t[2 * i] = _mm512_unpacklo_pd(r[2 * i], r[2 * i + 1]);
         t[2 * i + 1] = _mm512_unpackhi_pd(r[2 * i], r[2 * i + 1]);
     }
-    UNROLL for (int i = 0; i < 2; i++) { /* blocks of 2 x 2 by 128-bit lane */
-        UNROLL for (int j = 0; j < 2; j++) {
+    UNROLL_FOR (int i = 0; i < 2; i++) { /* blocks of 2 x 2 by 128-bit lane */
+        UNROLL_FOR (int j = 0; j < 2; j++) {
             u[4 * i + j] = _mm512_shuffle_f64x2(t[4 * i + j], t[4 * i + 2 + j], 0x88);
             u[4 * i + 2 + j] = _mm512_shuffle_f64x2(t[4 * i + j], t[4 * i + 2 + j], 0xdd);
         }
     }
-    UNROLL for (int j = 0; j < 4; j++) { /* u[j] holds columns {j, j + 4} of rows 0-3, u[4 + j] of rows 4-7 */
+    UNROLL_FOR (int j = 0; j < 4; j++) {
+        /* u[j] holds columns {j, j + 4} of rows 0-3, u[4 + j] of rows 4-7 */
         r[j] = _mm512_shuffle_f64x2(u[j], u[4 + j], 0x88);
         r[4 + j] = _mm512_shuffle_f64x2(u[j], u[4 + j], 0xdd);
     }
@@ -134,15 +135,15 @@ INLINE vec v_from_bytes(const uint8_t *p, int n) { /* n bytes 0 or 1 -> 0.0 or 1
 /* out[l] = sum of the lanes of a[l], each by the same tree */
 INLINE vec v_sum_each(const vec a[LANES]) {
     vec two[8], four[4], eight[2];
-    UNROLL for (int i = 0; i < 8; i++)
+    UNROLL_FOR (int i = 0; i < 8; i++)
         two[i] = v_add(_mm512_unpacklo_ps(a[2 * i], a[2 * i + 1]),
                        _mm512_unpackhi_ps(a[2 * i], a[2 * i + 1]));
-    UNROLL for (int i = 0; i < 4; i++) {
+    UNROLL_FOR (int i = 0; i < 4; i++) {
         const __m512d x = _mm512_castps_pd(two[2 * i]), y = _mm512_castps_pd(two[2 * i + 1]);
         four[i] = v_add(_mm512_castpd_ps(_mm512_unpacklo_pd(x, y)),
                         _mm512_castpd_ps(_mm512_unpackhi_pd(x, y)));
     }
-    UNROLL for (int i = 0; i < 2; i++)
+    UNROLL_FOR (int i = 0; i < 2; i++)
         eight[i] = v_add(_mm512_shuffle_f32x4(four[2 * i], four[2 * i + 1], 0x88),
                          _mm512_shuffle_f32x4(four[2 * i], four[2 * i + 1], 0xdd));
     return v_add(_mm512_shuffle_f32x4(eight[0], eight[1], 0x88),
@@ -151,20 +152,23 @@ INLINE vec v_sum_each(const vec a[LANES]) {
 
 INLINE void v_transpose(vec r[LANES]) {
     vec t[16], u[16];
-    UNROLL for (int i = 0; i < 8; i++) {
+    UNROLL_FOR (int i = 0; i < 8; i++) {
         t[2 * i] = _mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]);
         t[2 * i + 1] = _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]);
     }
-    UNROLL for (int i = 0; i < 4; i++) { /* 4 x 4 blocks: u[4i + c] = column c of rows 4i..4i+3 */
-        UNROLL for (int h = 0; h < 2; h++) {
-            const __m512d x = _mm512_castps_pd(t[4 * i + h]), y = _mm512_castps_pd(t[4 * i + 2 + h]);
+    UNROLL_FOR (int i = 0; i < 4; i++) { /* 4 x 4 blocks: u[4i + c] = column c of rows 4i..4i+3 */
+        UNROLL_FOR (int h = 0; h < 2; h++) {
+            const __m512d x = _mm512_castps_pd(t[4 * i + h]),
+                          y = _mm512_castps_pd(t[4 * i + 2 + h]);
             u[4 * i + 2 * h] = _mm512_castpd_ps(_mm512_unpacklo_pd(x, y));
             u[4 * i + 2 * h + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(x, y));
         }
     }
-    UNROLL for (int c = 0; c < 4; c++) { /* 4 x 4 blocks of 128-bit lanes */
-        const vec a = _mm512_shuffle_f32x4(u[c], u[4 + c], 0x88), b = _mm512_shuffle_f32x4(u[c], u[4 + c], 0xdd);
-        const vec d = _mm512_shuffle_f32x4(u[8 + c], u[12 + c], 0x88), e = _mm512_shuffle_f32x4(u[8 + c], u[12 + c], 0xdd);
+    UNROLL_FOR (int c = 0; c < 4; c++) { /* 4 x 4 blocks of 128-bit lanes */
+        const vec a = _mm512_shuffle_f32x4(u[c], u[4 + c], 0x88),
+                  b = _mm512_shuffle_f32x4(u[c], u[4 + c], 0xdd);
+        const vec d = _mm512_shuffle_f32x4(u[8 + c], u[12 + c], 0x88),
+                  e = _mm512_shuffle_f32x4(u[8 + c], u[12 + c], 0xdd);
         r[c] = _mm512_shuffle_f32x4(a, d, 0x88);
         r[4 + c] = _mm512_shuffle_f32x4(b, e, 0x88);
         r[8 + c] = _mm512_shuffle_f32x4(a, d, 0xdd);
@@ -203,7 +207,9 @@ INLINE void v_store_stored_part(stored *p, vec v, int n) {
     _mm_mask_storeu_epi8(p, v_first(n), v_narrow(v));
 }
 #elif !STORED_IS_REAL
-INLINE vec v_load_stored(const stored *p) { return v_widen(_mm256_loadu_si256((const __m256i *)p)); }
+INLINE vec v_load_stored(const stored *p) {
+    return v_widen(_mm256_loadu_si256((const __m256i *)p));
+}
 INLINE vec v_load_stored_part(const stored *p, int n) {
     return v_widen(_mm256_maskz_loadu_epi16(v_first(n), p));
 }

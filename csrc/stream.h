@@ -33,53 +33,55 @@ INLINE void dot_rows(const int rows, const bool fetch, const real *restrict q, i
         if (d > ASK_EVERY && attn_should_stop(rows * step * d)) return;
         const stored *key[2];
         vec acc[DOT_ROWS][2], before[DOT_ROWS][2]; /* the chain now, the sum of those before */
-    UNROLL for (int k = 0; k < step; k++) {
+        UNROLL_FOR (int k = 0; k < step; k++) {
             key[k] = keys + min_i(k0 + k, n - 1) * stride;
-            UNROLL for (int r = 0; r < rows; r++) acc[r][k] = before[r][k] = v_zero();
+            UNROLL_FOR (int r = 0; r < rows; r++) acc[r][k] = before[r][k] = v_zero();
         }
         for (int64_t c = 0; c < d; c += LANES) {
             vec x[2];
             if (c > 0 && c % chain == 0)
-                UNROLL for (int r = 0; r < rows; r++)
-                    UNROLL for (int k = 0; k < step; k++) {
+                UNROLL_FOR (int r = 0; r < rows; r++)
+                    UNROLL_FOR (int k = 0; k < step; k++) {
                         before[r][k] = v_add(before[r][k], acc[r][k]);
                         acc[r][k] = v_zero();
                     }
-            UNROLL for (int k = 0; k < step; k++)
-                x[k] = c + LANES <= d ? v_load_stored(key[k] + c) : v_load_stored_part(key[k] + c, (int)(d - c));
-            if (fetch && c % LINE == 0) UNROLL for (int k = 0; k < step; k++) {
-                const int64_t at = step * c + k * LINE; /* of the rows one behind the other */
-                if (at < d) v_prefetch(key[0] + ahead + at);
-                else if (at < 2 * d) v_prefetch(key[step - 1] + ahead + at - d);
-            }
-            UNROLL for (int r = 0; r < rows; r++) {
+            UNROLL_FOR (int k = 0; k < step; k++)
+                x[k] = c + LANES <= d ? v_load_stored(key[k] + c)
+                                      : v_load_stored_part(key[k] + c, (int)(d - c));
+            if (fetch && c % LINE == 0)
+                UNROLL_FOR (int k = 0; k < step; k++) {
+                    const int64_t at = step * c + k * LINE; /* of the rows one behind the other */
+                    if (at < d) v_prefetch(key[0] + ahead + at);
+                    else if (at < 2 * d) v_prefetch(key[step - 1] + ahead + at - d);
+                }
+            UNROLL_FOR (int r = 0; r < rows; r++) {
                 const vec y = v_load(q + r * q_stride + c);
-                UNROLL for (int k = 0; k < step; k++) acc[r][k] = v_fma(y, x[k], acc[r][k]);
+                UNROLL_FOR (int k = 0; k < step; k++) acc[r][k] = v_fma(y, x[k], acc[r][k]);
             }
         }
-        UNROLL for (int r = 0; r < rows; r++)
-            UNROLL for (int k = 0; k < step; k++)
+        UNROLL_FOR (int r = 0; r < rows; r++)
+            UNROLL_FOR (int k = 0; k < step; k++)
                 sum[r][k0 + k] = d > chain ? v_add(before[r][k], acc[r][k]) : acc[r][k];
     }
-    UNROLL for (int r = 0; r < rows; r++) v_store(out + r * out_stride, v_sum_each(sum[r]));
+    UNROLL_FOR (int r = 0; r < rows; r++) v_store(out + r * out_stride, v_sum_each(sum[r]));
 }
 
 /* The same for any number of rows: the first few fetch the keys, the others find them in L1. */
-static inline void dot_product(int64_t rows, const real *restrict q, int64_t q_stride, const stored *restrict keys,
-                        int64_t stride, int64_t n, int64_t d, real *restrict out, int64_t out_stride) {
+static inline void dot_product(int64_t rows, const real *restrict q, int64_t q_stride,
+                               const stored *restrict keys, int64_t stride, int64_t n, int64_t d,
+                               real *restrict out, int64_t out_stride) {
     for (int64_t r = 0, nr; r < rows; r += nr) {
         nr = even_piece(rows - r, DOT_ROWS);
         const real *qr = q + r * q_stride;
         real *to = out + r * out_stride;
         /* the commonest head sizes as constants: a quarter faster where keys lie in cache */
-#define DOTS(N, FETCH, D)                                                                      \
-    dot_rows(N, FETCH, qr, q_stride, keys, stride, n, D, to, out_stride)
-#define CASE(N)                                                                                \
-    case N:                                                                                    \
-        if (r > 0) DOTS(N, false, d);                                                          \
-        else if (d == 64) DOTS(N, true, 64);                                                   \
-        else if (d == 128) DOTS(N, true, 128);                                                 \
-        else DOTS(N, true, d);                                                                 \
+#define DOTS(N, FETCH, D) dot_rows(N, FETCH, qr, q_stride, keys, stride, n, D, to, out_stride)
+#define CASE(N)                                                                                    \
+    case N:                                                                                        \
+        if (r > 0) DOTS(N, false, d);                                                              \
+        else if (d == 64) DOTS(N, true, 64);                                                       \
+        else if (d == 128) DOTS(N, true, 128);                                                     \
+        else DOTS(N, true, d);                                                                     \
         break;
         switch (nr) { CASE(1) CASE(2) CASE(3) CASE(4) }
 #undef CASE
@@ -93,25 +95,25 @@ INLINE void tile_dots(const int rows, const int nv, const bool fetch, const real
                       int64_t q_stride, const stored *restrict tile, int64_t n, bool add,
                       real *restrict out, int64_t out_stride) {
     vec acc[TILE_ROWS][TILE_DV];
-    UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int v = 0; v < nv; v++) acc[r][v] = v_zero();
+    UNROLL_FOR (int r = 0; r < rows; r++)
+        UNROLL_FOR (int v = 0; v < nv; v++) acc[r][v] = v_zero();
     for (int64_t c = 0; c < n; c++, tile += KEY_TILE) {
         vec x[TILE_DV];
-        UNROLL for (int v = 0; v < nv; v++) {
+        UNROLL_FOR (int v = 0; v < nv; v++) {
             x[v] = v_load_stored(tile + v * LANES);
             if (fetch && v * LANES % LINE == 0) v_prefetch(tile + v * LANES + 2 * LINE * KEY_TILE);
         }
-        UNROLL for (int r = 0; r < rows; r++) {
+        UNROLL_FOR (int r = 0; r < rows; r++) {
             const vec y = v_set1(q[r * q_stride + c]);
-            UNROLL for (int v = 0; v < nv; v++) acc[r][v] = v_fma(y, x[v], acc[r][v]);
+            UNROLL_FOR (int v = 0; v < nv; v++) acc[r][v] = v_fma(y, x[v], acc[r][v]);
         }
     }
     if (add)
-        UNROLL for (int r = 0; r < rows; r++)
-            UNROLL for (int v = 0; v < nv; v++)
+        UNROLL_FOR (int r = 0; r < rows; r++)
+            UNROLL_FOR (int v = 0; v < nv; v++)
                 acc[r][v] = v_add(v_load(out + r * out_stride + v * LANES), acc[r][v]);
-    UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int v = 0; v < nv; v++) v_store(out + r * out_stride + v * LANES, acc[r][v]);
+    UNROLL_FOR (int r = 0; r < rows; r++)
+        UNROLL_FOR (int v = 0; v < nv; v++) v_store(out + r * out_stride + v * LANES, acc[r][v]);
 }
 
 /* One chain of the scores of all queries for vectors of keys from `tile` on. */
@@ -140,35 +142,36 @@ static inline void tile_product(int64_t rows, const real *restrict q, int64_t q_
                                 int64_t out_stride) {
     for (int k = 0; k < KEY_TILE; k += TILE_DV * LANES) {
         int64_t c = 0;
-        do tile_chain(rows, q + c, q_stride, tile + c * KEY_TILE + k, min_i(CHAIN, d - c), c > 0,
-                      out + k, out_stride);
+        do
+            tile_chain(rows, q + c, q_stride, tile + c * KEY_TILE + k, min_i(CHAIN, d - c), c > 0,
+                       out + k, out_stride);
         while ((c += CHAIN) < d && !attn_stops_at(c, rows * TILE_DV * LANES));
     }
 }
 
 /* out[r][column ...] += sum over n keys of weight[r][j] * value[j][column ...], nv vectors of them;
  * tail: columns in the last one. */
-INLINE void value_pass(const int rows, const int nv, const bool fetch, weight_tile w, const stored *restrict v,
-                       int64_t stride, int64_t ahead, int64_t n, int tail, real *restrict out,
-                       int64_t out_stride) {
+INLINE void value_pass(const int rows, const int nv, const bool fetch, weight_tile w,
+                       const stored *restrict v, int64_t stride, int64_t ahead, int64_t n, int tail,
+                       real *restrict out, int64_t out_stride) {
     vec acc[TILE_ROWS][STREAM_DV];
-    UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int c = 0; c < nv; c++) acc[r][c] = v_load(out + r * out_stride + c * LANES);
+    UNROLL_FOR (int r = 0; r < rows; r++)
+        UNROLL_FOR (int c = 0; c < nv; c++) acc[r][c] = v_load(out + r * out_stride + c * LANES);
     for (int64_t j = 0; j < n; j++, v += stride)
-        UNROLL for (int c = 0; c < nv; c++) {
+        UNROLL_FOR (int c = 0; c < nv; c++) {
             const vec x = c < nv - 1 || tail == LANES ? v_load_stored(v + c * LANES)
                                                       : v_load_stored_part(v + c * LANES, tail);
             if (fetch && c * LANES % LINE == 0) v_prefetch(v + ahead + c * LANES);
-            UNROLL for (int r = 0; r < rows; r++)
+            UNROLL_FOR (int r = 0; r < rows; r++)
                 acc[r][c] = v_fma(v_set1(w.data[r * w.row + j * w.key]), x, acc[r][c]);
         }
-    UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int c = 0; c < nv; c++) v_store(out + r * out_stride + c * LANES, acc[r][c]);
+    UNROLL_FOR (int r = 0; r < rows; r++)
+        UNROLL_FOR (int c = 0; c < nv; c++) v_store(out + r * out_stride + c * LANES, acc[r][c]);
 }
 
 /* out += weights x n rows of values, for any number of rows and columns. out has padded rows. */
-static inline void value_stream(int64_t rows, int64_t d_v, weight_tile w, const stored *restrict v, int64_t stride,
-                         int64_t n, real *restrict out, int64_t out_stride) {
+static inline void value_stream(int64_t rows, int64_t d_v, weight_tile w, const stored *restrict v,
+                                int64_t stride, int64_t n, real *restrict out, int64_t out_stride) {
     const int64_t vecs = (d_v + LANES - 1) / LANES, ahead = elements_ahead(8192, d_v, stride);
     /* narrow types are converted at each pass over the rows: few passes then, rather than whole rows */
     const bool wide = STORED_IS_REAL || rows <= TILE_ROWS / 2;
@@ -184,14 +187,15 @@ static inline void value_stream(int64_t rows, int64_t d_v, weight_tile w, const 
                 const weight_tile wr = {w.data + r * w.row + j * w.key, w.row, w.key};
                 real *to = out + r * out_stride + c * LANES;
                 switch (16 * nr + nv) {
-#define PASS(R, N)                                                                             \
-    case 16 * (R) + (N):                                                                       \
-        if (r == 0) value_pass(R, N, true, wr, from, stride, ahead, keys, tail, to, out_stride);  \
-        else value_pass(R, N, false, wr, from, stride, ahead, keys, tail, to, out_stride);     \
+#define PASS(R, N)                                                                                 \
+    case 16 * (R) + (N):                                                                           \
+        if (r == 0) value_pass(R, N, true, wr, from, stride, ahead, keys, tail, to, out_stride);   \
+        else value_pass(R, N, false, wr, from, stride, ahead, keys, tail, to, out_stride);         \
         break;
 #define NARROW(N) PASS(1, N) PASS(2, N) PASS(3, N) PASS(4, N) PASS(5, N) PASS(6, N)
 #define WIDE(N) PASS(1, N) PASS(2, N) PASS(3, N)
-                    NARROW(1) NARROW(2)
+                    NARROW(1)
+                    NARROW(2)
 #if TILE_DV == 2
                     WIDE(3) WIDE(4)
 #else

@@ -39,7 +39,7 @@ INLINE vec v_tanh(vec x) {
     const vec size = v_min(v_set1(20), v_abs(x)); /* 1 to the last bit from there on; NaN stays */
     const vec square = v_mul(size, size);
     vec p = v_set1(TANH_P[0]);
-    UNROLL for (unsigned i = 1; i < sizeof TANH_P / sizeof *TANH_P; i++)
+    UNROLL_FOR (unsigned i = 1; i < sizeof TANH_P / sizeof *TANH_P; i++)
         p = v_fma(p, square, v_set1(TANH_P[i]));
     const vec small = v_fma(v_mul(size, square), p, size);
 

@@ -26,23 +26,23 @@ INLINE int even_piece(int64_t count, int most) {
 INLINE void score_tile(const int nv, const real *restrict panel, const real *const keys[TILE_KEYS],
                        int64_t n, bool add, real *restrict scores, real *restrict top) {
     vec acc[TILE_KEYS][TILE_QV];
-    UNROLL for (int k = 0; k < TILE_KEYS; k++)
-        UNROLL for (int v = 0; v < nv; v++) acc[k][v] = v_zero();
+    UNROLL_FOR (int k = 0; k < TILE_KEYS; k++)
+        UNROLL_FOR (int v = 0; v < nv; v++) acc[k][v] = v_zero();
     for (int64_t c = 0; c < n; c++) {
         vec q[TILE_QV];
-        UNROLL for (int v = 0; v < nv; v++) q[v] = v_load(panel + c * BLOCK_Q + v * LANES);
-        UNROLL for (int k = 0; k < TILE_KEYS; k++) {
+        UNROLL_FOR (int v = 0; v < nv; v++) q[v] = v_load(panel + c * BLOCK_Q + v * LANES);
+        UNROLL_FOR (int k = 0; k < TILE_KEYS; k++) {
             const vec key = v_set1(keys[k][c]);
-            UNROLL for (int v = 0; v < nv; v++) acc[k][v] = v_fma(key, q[v], acc[k][v]);
+            UNROLL_FOR (int v = 0; v < nv; v++) acc[k][v] = v_fma(key, q[v], acc[k][v]);
         }
     }
     if (add)
-        UNROLL for (int k = 0; k < TILE_KEYS; k++)
-            UNROLL for (int v = 0; v < nv; v++)
+        UNROLL_FOR (int k = 0; k < TILE_KEYS; k++)
+            UNROLL_FOR (int v = 0; v < nv; v++)
                 acc[k][v] = v_add(v_load(scores + k * BLOCK_Q + v * LANES), acc[k][v]);
-    UNROLL for (int v = 0; v < nv; v++) {
+    UNROLL_FOR (int v = 0; v < nv; v++) {
         vec m = v_load(top + v * LANES);
-        UNROLL for (int k = 0; k < TILE_KEYS; k++) {
+        UNROLL_FOR (int k = 0; k < TILE_KEYS; k++) {
             v_store(scores + k * BLOCK_Q + v * LANES, acc[k][v]);
             m = v_max(acc[k][v], m); /* NaN is passed over here and met again in exp2 */
         }
@@ -82,34 +82,36 @@ typedef struct weight_tile {
 
 /* out[r][0 .. nv) = out[r][...] * alpha[r] + sum over n keys of weight[r][j] * value[j][...];
  * alpha NULL = no old output. tail: columns in the last vector (LANES, or fewer for stored values). */
-INLINE void value_tile(const int rows, const int nv, const bool is_stored, weight_tile w, value_rows v,
-                       int64_t n, int64_t column, int tail, const real *alpha, real *restrict out,
-                       int64_t out_stride) {
+INLINE void value_tile(const int rows, const int nv, const bool is_stored, weight_tile w,
+                       value_rows v, int64_t n, int64_t column, int tail, const real *alpha,
+                       real *restrict out, int64_t out_stride) {
     vec acc[TILE_ROWS][TILE_DV];
-    UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int c = 0; c < nv; c++) acc[r][c] = v_zero();
+    UNROLL_FOR (int r = 0; r < rows; r++)
+        UNROLL_FOR (int c = 0; c < nv; c++) acc[r][c] = v_zero();
     for (int64_t j = 0; j < n; j++) {
         const void *row = value_row(v, j, is_stored);
         vec x[TILE_DV];
-        UNROLL for (int c = 0; c < nv; c++)
+        UNROLL_FOR (int c = 0; c < nv; c++)
             x[c] = load_value(row, column + c * LANES, is_stored, c == nv - 1 ? tail : LANES);
-        UNROLL for (int r = 0; r < rows; r++) {
+        UNROLL_FOR (int r = 0; r < rows; r++) {
             const vec p = v_set1(w.data[r * w.row + j * w.key]);
-            UNROLL for (int c = 0; c < nv; c++) acc[r][c] = v_fma(p, x[c], acc[r][c]);
+            UNROLL_FOR (int c = 0; c < nv; c++) acc[r][c] = v_fma(p, x[c], acc[r][c]);
         }
     }
-    UNROLL for (int r = 0; r < rows; r++) {
+    UNROLL_FOR (int r = 0; r < rows; r++) {
         real *o = out + r * out_stride + column;
-        UNROLL for (int c = 0; c < nv; c++) {
+        UNROLL_FOR (int c = 0; c < nv; c++) {
             if (alpha) acc[r][c] = v_fma(v_load(o + c * LANES), v_set1(alpha[r]), acc[r][c]);
-            v_store(o + c * LANES, v_add(acc[r][c], v_zero())); /* -0 is 0 with old output and without */
+            /* -0 is 0 with old output and without */
+            v_store(o + c * LANES, v_add(acc[r][c], v_zero()));
         }
     }
 }
 
 /* The same for any number of rows and columns, cut into register tiles. out has padded rows. */
-INLINE void value_product(int64_t rows, int64_t d_v, const bool is_stored, weight_tile w, value_rows v,
-                          int64_t n, const real *alpha, real *restrict out, int64_t out_stride) {
+INLINE void value_product(int64_t rows, int64_t d_v, const bool is_stored, weight_tile w,
+                          value_rows v, int64_t n, const real *alpha, real *restrict out,
+                          int64_t out_stride) {
     const int64_t vecs = (d_v + LANES - 1) / LANES;
     const int last = is_stored && d_v % LANES ? (int)(d_v % LANES) : LANES;
     for (int64_t c = 0, nv; c < vecs; c += nv) {
@@ -121,9 +123,9 @@ INLINE void value_product(int64_t rows, int64_t d_v, const bool is_stored, weigh
             const weight_tile wr = {w.data + r * w.row, w.row, w.key};
             const real *ar = alpha ? alpha + r : 0;
             real *o = out + r * out_stride;
-#define TILE(R, N)                                                                              \
-    case 8 * (R) + (N):                                                                         \
-        value_tile(R, N, is_stored, wr, v, n, c * LANES, tail, ar, o, out_stride);              \
+#define TILE(R, N)                                                                                 \
+    case 8 * (R) + (N):                                                                            \
+        value_tile(R, N, is_stored, wr, v, n, (c * LANES), tail, ar, o, out_stride);               \
         break;
 #define TILES(N) TILE(1, N) TILE(2, N) TILE(3, N) TILE(4, N) TILE(5, N) TILE(6, N)
             switch (8 * nr + nv) {
@@ -171,12 +173,13 @@ INLINE void fill_hidden(io *restrict weights, int64_t n, real l) {
 /* ---- values that may hold NaN or infinity in hidden slots ------------------------------------- */
 
 INLINE bool values_finite(value_rows v, int64_t n, int64_t d_v, const bool is_stored) {
-    vec sum[4] = {v_zero(), v_zero(), v_zero(), v_zero()}; /* x * 0 is 0, or NaN where x is not finite */
+    /* x * 0 is 0, or NaN where x is not finite */
+    vec sum[4] = {v_zero(), v_zero(), v_zero(), v_zero()};
     for (int64_t c = 0; c < d_v; c += LANES) {
         if (attn_stops_at(c, n)) return true;
         const int lanes = (int)min_i(LANES, d_v - c);
         for (int64_t j = 0; j < n; j += 4)
-            UNROLL for (int k = 0; k < 4; k++) { /* past the end the last row again */
+            UNROLL_FOR (int k = 0; k < 4; k++) { /* past the end the last row again */
                 const void *row = value_row(v, min_i(j + k, n - 1), is_stored);
                 sum[k] = v_fma(load_value(row, c, is_stored, lanes), v_zero(), sum[k]);
             }
@@ -196,7 +199,8 @@ INLINE void value_row_guarded(const uint8_t *hidden, int64_t hidden_key, int64_t
         vec acc = alpha ? v_zero() : v_load(out + c);
         for (int64_t j = 0; j < n; j++) {
             if (hidden[j * hidden_key]) continue;
-            const vec x = load_value(value_row(v, j, is_stored), c, is_stored, (int)min_i(LANES, d_v - c));
+            const vec x =
+                load_value(value_row(v, j, is_stored), c, is_stored, (int)min_i(LANES, d_v - c));
             acc = v_fma(v_set1(w.data[j * w.key]), x, acc);
         }
         v_store(out + c, alpha ? v_fma(v_load(out + c), v_set1(*alpha), acc) : acc);
