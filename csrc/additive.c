@@ -255,8 +255,8 @@ static void store_weights(const additive *t, int64_t r, real l) {
     fill_hidden(row + t->n, p->n_kv - t->n, l);
 }
 
-/* Stores the output of the rows `only` (NULL: of all), whose weights are times SMALL then, and notes which
- * overflow. False if there is one. */
+/* Stores the output of the rows `only` (NULL: of all), whose weights are times SMALL then, and
+ * notes which overflow. False if there is one. */
 static bool store_outputs(const additive *t, int64_t d_v_padded, const bool *only, bool *overflow) {
     const attn_tensor *output = &t->p->output;
     bool finite = true;

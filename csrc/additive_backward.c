@@ -1,4 +1,5 @@
-/* Backward of the attentions of recurrent networks: gradients from the weights that the forward returned.
+/* Backward of the attentions of recurrent networks: gradients from the weights that the forward
+ * returned.
  *
  * With w the weights, dC the gradient of the context and dW a given one of the weights,
  *
@@ -6,14 +7,15 @@
  *
  * and for additive scores v . tanh(q + k), with t = tanh(q + k) made again and never stored,
  *
- *   dq_i = v * sum_j dS_ij (1 - t_ij^2),  dk_j = v * sum_i dS_ij (1 - t_ij^2),  dv = sum_ij dS_ij t_ij
+ *   dq_i = v * sum_j dS_ij (1 - t_ij^2),  dk_j = v * sum_i dS_ij (1 - t_ij^2)
+ *   dv = sum_ij dS_ij t_ij
  *
  * or, for scores q . k (v is NULL), dq = dS k and dk = dS^T q.
  *
- * A task is one head of one entry, or some columns of its gradients where that leaves threads idle; dS is
- * made again for each. It goes through blocks of queries, whose rows of w and dS fit scratch, and in them
- * through blocks of keys. A column's sums run in the same order whatever the tasks, so bits do not depend
- * on threads. A weight of 0 is taken for hidden: it gets and gives exactly 0.
+ * A task is one head of one entry, or some columns of its gradients where that leaves threads idle;
+ * dS is made again for each. It goes through blocks of queries, whose rows of w and dS fit scratch,
+ * and in them through blocks of keys. A column's sums run in the same order whatever the tasks, so
+ * bits do not depend on threads. A weight of 0 is taken for hidden: it gets and gives exactly 0.
  *
  * Sources: Bahdanau, Cho and Bengio 2014 (the score). */
 #include "internal.h"
@@ -29,7 +31,7 @@ typedef struct room {      /* for additive scores */
     real *unwanted;        /* a row of a gradient that nobody asked for */
 } room;
 
-/* ---- gradients of scores ----------------------------------------------------------------------- */
+/* ---- gradients of scores --------------------------------------------------------------------- */
 
 static const stored *grad_row(const work *w, int64_t r) {
     const attn_tensor *grad = &w->g->grad_output;
@@ -164,9 +166,10 @@ static bool additive_gradients(const work *w, const room *o) {
     return true;
 }
 
-/* ---- products ----------------------------------------------------------------------------------- */
+/* ---- products -------------------------------------------------------------------------------- */
 
-/* out[r][c] += sum of weight[r][j] * row[j][c]; what is hidden is passed over where rows are not finite. */
+/* out[r][c] += sum of weight[r][j] * row[j][c]; what is hidden is passed over where rows are not
+ * finite. */
 static void add(const work *w, int64_t rows, weight_tile weights, const real *base, row_product s,
                 int64_t n) {
     const bool finite = values_finite((value_rows){s.rows, s.stride}, n, s.d, true);
@@ -206,7 +209,7 @@ static bool product_gradients(const work *w) {
     return true;
 }
 
-/* ---- tasks -------------------------------------------------------------------------------------- */
+/* ---- tasks ----------------------------------------------------------------------------------- */
 
 /* The part of `count` that belongs to a task's share. */
 static int64_t share(int64_t count, int64_t i, const attn_plan *plan) {

@@ -1,8 +1,8 @@
-/* What a few queries and keys add to the gradients of additive attention: additive_backward.c has the
- * formulas.
+/* What a few queries and keys add to the gradients of additive attention: additive_backward.c has
+ * the formulas.
  *
- * Sums run over s = (tanh(q + k) - 1) / 2, which is -1 / (1 + e^2q e^2k): 1 - tanh^2 = -4 (s + s^2).
- * Elements of d_qk lie along the lanes, and two vectors share a reciprocal. */
+ * Sums run over s = (tanh(q + k) - 1) / 2, which is -1 / (1 + e^2q e^2k): 1 - tanh^2 = -4 (s +
+ * s^2). Elements of d_qk lie along the lanes, and two vectors share a reciprocal. */
 #ifndef ATTN_ADDITIVE_TILE_H
 #define ATTN_ADDITIVE_TILE_H
 
@@ -71,8 +71,8 @@ INLINE void add_to(real *out, vec scale, vec x, int n) {
     else v_store_part(out, v_fma(scale, x, v_load_part(out, n)), n);
 }
 
-/* What `rows` queries from r on and the keys of the span add to each other's gradients. mixed: for some
- * pairs the exponentials do not hold, and hidden ones may hold anything. */
+/* What `rows` queries from r on and the keys of the span add to each other's gradients. mixed: for
+ * some pairs the exponentials do not hold, and hidden ones may hold anything. */
 INLINE void gradient_tile(const int rows, const int nv, const bool mixed, const work *w,
                           const span *t, int64_t r, const vec scale[2]) {
     const real *q = t->q_exp + r * SPAN, *gradients = w->gradients + r * w->stride;

@@ -1,8 +1,8 @@
 /* Append: new keys and values go into a cache's pages, in its storage type and layout.
  *
- * A task is one kv head of one entry. Every token is converted alone, so nothing that is stored depends
- * on how tokens came in. int8: a token's numbers of one head share the scale max|x| / 127 and are off by
- * half of it at most; the scale of a token that is not finite is NaN. */
+ * A task is one kv head of one entry. Every token is converted alone, so nothing that is stored
+ * depends on how tokens came in. int8: a token's numbers of one head share the scale max|x| / 127
+ * and are off by half of it at most; the scale of a token that is not finite is NaN. */
 #include "internal.h"
 #include "simd.h"
 #include "cache.h"

@@ -7,8 +7,8 @@
  * lse                          natural log of the sum of exponentials of a row's final scores
  *
  * Contract: the caller has checked every shape, stride and length. Strides count elements, the last
- * axis of query, key, value and output is dense, weights and lse are C-contiguous. After that a call
- * can only end as ATTN_OK, ATTN_NO_MEMORY or ATTN_INTERRUPTED. */
+ * axis of query, key, value and output is dense, weights and lse are C-contiguous. After that a
+ * call can only end as ATTN_OK, ATTN_NO_MEMORY or ATTN_INTERRUPTED. */
 #ifndef ATTN_ENGINE_H
 #define ATTN_ENGINE_H
 
@@ -48,10 +48,11 @@ typedef struct attn_mask {
     const int64_t *batch_offsets; /* (batch,) in bytes, instead of stride_batch; or NULL */
 } attn_mask;
 
-/* A key/value cache: pages of page_size positions, one pool of them for keys and one for values. Position
- * j of entry b lies in page pages[b, j / page_size] at j % page_size. In a page, per kv head, values are
- * rows of d_v; keys are tiles of KEY_TILE, d_qk rows of KEY_TILE keys each, so that scores need no step
- * across the lanes. An int8 number is worth itself times the scale of its position and head. */
+/* A key/value cache: pages of page_size positions, one pool of them for keys and one for values.
+ * Position j of entry b lies in page pages[b, j / page_size] at j % page_size. In a page, per kv
+ * head, values are rows of d_v; keys are tiles of KEY_TILE, d_qk rows of KEY_TILE keys each, so
+ * that scores need no step across the lanes. An int8 number is worth itself times the scale of its
+ * position and head. */
 #define KEY_TILE 64
 typedef struct attn_cache {
     int64_t page_size; /* a multiple of KEY_TILE */
@@ -110,7 +111,8 @@ typedef struct attn_additive_problem {
     void *exponentials;
 } attn_additive_problem;
 
-/* Tokens to be added to a cache: entry b's rows [0, counts[b]) go to positions from starts[b] on. */
+/* Tokens to be added to a cache: entry b's rows [0, counts[b]) go to positions from starts[b]
+ * on. */
 typedef struct attn_append_problem {
     attn_dtype dtype;
     int64_t batch, n_kv_heads, d_qk, d_v;
@@ -121,9 +123,9 @@ typedef struct attn_append_problem {
     int num_threads;
 } attn_append_problem;
 
-/* Gradients of attention, by recomputing its weights from lse. attention has the forward's arguments,
- * its output and its lse, which are read; its weights are NULL. Gradients are of the compute type,
- * dense along the last axis and 0 before the call; data NULL = not wanted. */
+/* Gradients of attention, by recomputing its weights from lse. attention has the forward's
+ * arguments, its output and its lse, which are read; its weights are NULL. Gradients are of the
+ * compute type, dense along the last axis and 0 before the call; data NULL = not wanted. */
 typedef struct attn_backward_problem {
     attn_problem attention;
     attn_tensor grad_output; /* of dtype */
@@ -133,16 +135,16 @@ typedef struct attn_backward_problem {
     attn_mask
         mask_strides; /* of mask, the additive mask's gradient: 0 along an axis it is summed over */
     void *mask, *sinks, *alibi_slopes; /* sinks and slopes as the arguments are */
-    /* 3 x as lse: room for what lse cannot say; needed with grad_weights, and where a finite |lse| is
-     * beyond 2^10 (float) or 2^39 (double), else NULL or not */
+    /* 3 x as lse: room for what lse cannot say; needed with grad_weights, and where a finite |lse|
+     * is beyond 2^10 (float) or 2^39 (double), else NULL or not */
     void *parts;
-    void *
-        row_sums; /* as lse: the sum of each row's weights and its sink's: 1, or lse is another call's */
+    /* as lse: the sum of each row's weights and its sink's: 1, or lse is another call's */
+    void *row_sums;
 } attn_backward_problem;
 
-/* Gradients of additive attention, or of attention whose scores are q . k alone (v is NULL, dtype is f32
- * or f64), from the weights that the forward returned: they are read, and say what was hidden. No mask,
- * length or output is. Gradients as in attn_backward_problem. */
+/* Gradients of additive attention, or of attention whose scores are q . k alone (v is NULL, dtype
+ * is f32 or f64), from the weights that the forward returned: they are read, and say what was
+ * hidden. No mask, length or output is. Gradients as in attn_backward_problem. */
 typedef struct attn_additive_backward_problem {
     attn_additive_problem additive; /* its exponentials are NULL */
     attn_tensor grad_output;        /* of dtype */

@@ -1,19 +1,22 @@
 /* Backward: the gradients of attention, by tiles, from the forward's output and lse.
  *
- * With P = exp(S - lse) the weights, dO the gradient of the output and dP = dO V^T that of the weights,
+ * With P = exp(S - lse) the weights, dO the gradient of the output and dP = dO V^T that of the
+ * weights:
  *
- *   D = rowsum(dO * O) - dlse,  dS = P * (dP - D),  dQ = scale dS K,  dK = scale dS^T Q,  dV = P^T dO
+ *   D = rowsum(dO * O) - dlse,  dS = P * (dP - D),  dQ = scale dS K,  dK = scale dS^T Q
+ *   dV = P^T dO
  *
- * where dropout scales P in dV and dP, a given gradient of the weights joins dP, and its row sums with P
- * join D; the softcap's derivative multiplies dS on its way to Q and K; dS itself is the gradient of a
- * bias, hence of an additive mask and (times minus the distance) of ALiBi's slopes; a sink has
- * -exp(sink - lse) D.
+ * where dropout scales P in dV and dP, a given gradient of the weights joins dP, and its row sums
+ * with P join D; the softcap's derivative multiplies dS on its way to Q and K; dS itself is the
+ * gradient of a bias, hence of an additive mask and (times minus the distance) of ALiBi's slopes; a
+ * sink has -exp(sink - lse) D.
  *
- * A tile is BLOCK_Q queries along the lanes against a block of keys: as in prefill, queries and dO are
- * packed, keys and values read where they lie. P and dS live in scratch for that tile alone. A task has
- * ranges of heads, query blocks and key blocks (plan.c says which) and visits its tiles heads first, then
- * queries, then keys. Blocks of packed sequences count from the start of each. Every sum adds up its tiles in this order, whatever task they belong to, so that
- * bits depend neither on threads nor on how tasks were cut; nobody else writes what a task adds to.
+ * A tile is BLOCK_Q queries along the lanes against a block of keys: as in prefill, queries and dO
+ * are packed, keys and values read where they lie. P and dS live in scratch for that tile alone. A
+ * task has ranges of heads, query blocks and key blocks (plan.c says which) and visits its tiles
+ * heads first, then queries, then keys. Blocks of packed sequences count from the start of each.
+ * Every sum adds up its tiles in this order, whatever task they belong to, so that bits depend
+ * neither on threads nor on how tasks were cut; nobody else writes what a task adds to.
  *
  * Sources: Dao et al. 2022, algorithm 4 (tiles); Dao 2023, section 3 (D, lse). */
 #include "backward_tile.h"
@@ -24,9 +27,10 @@ typedef struct task_range {
     int64_t b0, b1, h0, h1, q0, q1, k0, k1;
 } task_range;
 
-/* ---- queries -------------------------------------------------------------------------------------- */
+/* ---- queries --------------------------------------------------------------------------------- */
 
-/* D of each lane. Its products are summed in the order of dP's, so that a row with one key has dS 0. */
+/* D of each lane. Its products are summed in the order of dP's, so that a row with one key has dS
+ * 0. */
 static void load_delta(const work *w, panel *q) {
     const block *b = &q->b;
     const stored *output = rows_of(&w->p->output, b, b->head, b->query_row + b->i0);
@@ -56,8 +60,8 @@ static void load_delta(const work *w, panel *q) {
     }
 }
 
-/* Is a row's lse so large that its last digits matter? The weights are then restored from parts: its own
- * lse decides, so that a row's bits do not depend on others. */
+/* Is a row's lse so large that its last digits matter? The weights are then restored from parts:
+ * its own lse decides, so that a row's bits do not depend on others. */
 static bool is_coarse(real lse) {
     const double size = fabs((double)lse);
     return size > (sizeof lse == sizeof(float) ? 0x1p10 : 0x1p39) && size < (double)REAL_INF;
@@ -158,7 +162,7 @@ static void store_rows(const work *w, const panel *q) {
     }
 }
 
-/* ---- tasks ---------------------------------------------------------------------------------------- */
+/* ---- tasks ----------------------------------------------------------------------------------- */
 
 /* Does entry b add to the same part of the mask's gradient as entry a? */
 static bool same_mask(const attn_mask *m, int64_t a, int64_t b) {
@@ -166,12 +170,14 @@ static bool same_mask(const attn_mask *m, int64_t a, int64_t b) {
                             : m->stride_batch == 0 || a == b;
 }
 
-/* One of the pieces that the rows of every head are cut into; `pieces` belong to this entry's head. */
+/* One of the pieces that the rows of every head are cut into; `pieces` belong to this entry's
+ * head. */
 typedef struct place {
     int64_t batch, head, piece, pieces;
 } place;
 
-/* The place of a task of `heads` heads: of `pieces` each, or of `size` rows each of packed sequences. */
+/* The place of a task of `heads` heads: of `pieces` each, or of `size` rows each of packed
+ * sequences. */
 static place place_of(const attn_problem *p, const int64_t *starts, int64_t heads, int64_t size,
                       int64_t pieces, int64_t task) {
     if (!starts)

@@ -1,5 +1,6 @@
-/* One tile of the backward pass, BLOCK_Q queries of one head against the keys of a block: its weights from
- * lse, the gradients of its scores, and what it adds to every gradient. backward.c has the formulas. */
+/* One tile of the backward pass, BLOCK_Q queries of one head against the keys of a block: its
+ * weights from lse, the gradients of its scores, and what it adds to every gradient. backward.c has
+ * the formulas. */
 #ifndef ATTN_BACKWARD_TILE_H
 #define ATTN_BACKWARD_TILE_H
 
@@ -11,7 +12,8 @@ enum { TO_QUERIES = 1, TO_KEYS = 2, TO_MASK = 4, TO_ROWS = 8, TO_PARTS = 16 };
 typedef struct panel { /* BLOCK_Q queries of one head */
     block b;
     real *grad; /* dO as a panel: d_v x BLOCK_Q */
-    /* per lane: lse in units of ln 16 as the sum of two (TO_PARTS: maximum and sum so far), D, sums so far */
+    /* per lane: lse in units of ln 16 as the sum of two (TO_PARTS: maximum and sum so far), D, sums
+     * so far */
     real *high, *low, *delta, *weight_sum, *slope_sum;
     bool finite; /* neither NaN nor infinity in its rows of Q and dO */
     bool lost;   /* NaN in its rows of lse */
@@ -128,8 +130,9 @@ static void score_gradients(const work *w, panel *q, tile_view t, int first, int
     }
 }
 
-/* What lse says too coarsely where it is huge, and what a gradient of the weights adds to D: maximum and
- * sum of exponentials, and their sum with that gradient, both relative to the maximum. */
+/* What lse says too coarsely where it is huge, and what a gradient of the weights adds to D:
+ * maximum and sum of exponentials, and their sum with that gradient, both relative to the
+ * maximum. */
 static void add_to_parts(const work *w, panel *q, tile_view t, int first, int vecs) {
     const block *b = &q->b;
     const dense given = dense_of(&w->g->grad_weights, b->batch, b->head);

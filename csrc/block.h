@@ -1,5 +1,5 @@
-/* What a prefill task works on: BLOCK_Q queries of one head, where they lie, what masks and scores them,
- * and its scratch; and how queries and awkward rows are brought into it. */
+/* What a prefill task works on: BLOCK_Q queries of one head, where they lie, what masks and scores
+ * them, and its scratch; and how queries and awkward rows are brought into it. */
 #ifndef ATTN_BLOCK_H
 #define ATTN_BLOCK_H
 
@@ -88,7 +88,8 @@ static void fill_block(block *b, real *scratch) {
     b->hidden = (uint8_t *)(scratch + s->hidden);
 }
 
-/* The blocks of a task, neighbours that share the scratch of keys, values and scores; how many there are. */
+/* The blocks of a task, neighbours that share the scratch of keys, values and scores; how many
+ * there are. */
 static inline int blocks_of(const attn_call *call, int64_t task, real *scratch, block *blocks) {
     const attn_problem *p = call->problem;
     const attn_plan *plan = call->plan;
@@ -110,8 +111,8 @@ static inline int blocks_of(const attn_call *call, int64_t task, real *scratch, 
     return n;
 }
 
-/* The block's rows of t as a panel: row i0 + r in lane r, element c in row c, times a factor. Unused
- * lanes are 0. */
+/* The block's rows of t as a panel: row i0 + r in lane r, element c in row c, times a factor.
+ * Unused lanes are 0. */
 static void pack_panel(const block *b, const attn_tensor *t, int64_t d, real factor,
                        real *restrict panel) {
     const io *rows = (const io *)t->data + at(t, b->batch, b->head, b->query_row + b->i0);
@@ -179,8 +180,8 @@ static void copy_rows(const attn_tensor *t, const block *b, int64_t j0, int64_t 
     }
 }
 
-/* A cache's keys [j0, j1) as dense rows; returns where key j0 is. The rows from j0's vector on are written,
- * so `to` has room for whole vectors. */
+/* A cache's keys [j0, j1) as dense rows; returns where key j0 is. The rows from j0's vector on are
+ * written, so `to` has room for whole vectors. */
 static inline const real *copy_tiles(const block *b, int64_t j0, int64_t j1, int64_t stride,
                                      real *restrict to) {
     const attn_problem *p = b->p;

@@ -22,8 +22,8 @@ INLINE int64_t cache_run(const attn_cache *c, int64_t j, int64_t n) {
     return min_i(n, c->page_size - j % c->page_size);
 }
 
-/* What to multiply a query by so that no sum of its products with d_qk keys of int8, whose scales come
- * last, overflows where the score does not. */
+/* What to multiply a query by so that no sum of its products with d_qk keys of int8, whose scales
+ * come last, overflows where the score does not. */
 INLINE double whole_numbers_room(int64_t d_qk) {
 #ifdef STORED_i8
     return ldexp(1, -7 - (int)ceil(log2((double)max_i(1, d_qk))));

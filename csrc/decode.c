@@ -1,15 +1,16 @@
 /* Decode: few queries against many keys, bound by reading keys and values once.
  *
- * All query rows that share a key/value head (n_heads / n_kv_heads heads x n_q queries) are worked on
- * together, so each key and value is read once per group. A task is one split of SPLIT_KV keys of one
- * kv head; it leaves a partial result per row in shared memory, [maximum, sum, scale, o (d_v padded)],
- * where o is times the scale (1, or SMALL where values are huge), and the merge joins a row's partials left to right:
+ * All query rows that share a key/value head (n_heads / n_kv_heads heads x n_q queries) are worked
+ * on together, so each key and value is read once per group. A task is one split of SPLIT_KV keys
+ * of one kv head; it leaves a partial result per row in shared memory, [maximum, sum, scale, o (d_v
+ * padded)], where o is times the scale (1, or SMALL where values are huge), and the merge joins a
+ * row's partials left to right:
  *
  *   m' = max(m, m_s),  l = l 16^(m - m') + l_s 16^(m_s - m'),  o the same,  output = o / l
  *
- * Splits are multiples of SPLIT_KV from key 0 and are always kept apart; one that sees nothing leaves
- * (-inf, 0, 0), an exact identity. So no bit depends on threads, batch, heads or hidden keys.
- * Scores are dot products along d (lanes), each summed by the same tree. */
+ * Splits are multiples of SPLIT_KV from key 0 and are always kept apart; one that sees nothing
+ * leaves (-inf, 0, 0), an exact identity. So no bit depends on threads, batch, heads or hidden
+ * keys. Scores are dot products along d (lanes), each summed by the same tree. */
 #include "internal.h"
 #include "simd.h"
 #include "exp.h"
@@ -72,7 +73,8 @@ static inline bool row_exists(const split *s, int64_t r) {
     return row_of(s, r).query < s->band.n_q;
 }
 
-/* The rows' queries as dense reals times the scale, in units of ln 16, padded with zeros to whole vectors. */
+/* The rows' queries as dense reals times the scale, in units of ln 16, padded with zeros to whole
+ * vectors. */
 static void pack_rows(const split *s, real *restrict to) {
     const attn_problem *p = s->p;
     const vec scale = v_set1((real)(p->scale * SCORE_UNIT * whole_numbers_room(p->d_qk)));
@@ -164,7 +166,8 @@ static void drop_weights(const split *s, row_index i, int64_t j0, int64_t n,
     for (int64_t j = 0; j < n; j++) weights[j] *= dropout_factor(&d, row, mix((uint32_t)(j0 + j)));
 }
 
-/* The values of keys from j on that lie one after the other, and in *n how many of at most *n they are. */
+/* The values of keys from j on that lie one after the other, and in *n how many of at most *n they
+ * are. */
 static value_rows value_run(const split *s, int64_t j, int64_t *n) {
     const attn_problem *p = s->p;
     const stored *values = p->value.data;
@@ -212,8 +215,8 @@ static void weigh_values(const split *s, int64_t j0, int64_t j1, const real *wei
     }
 }
 
-/* Weights of rows whose output might overflow, now or when it is merged, become SMALL times as large; is
- * there such a row? */
+/* Weights of rows whose output might overflow, now or when it is merged, become SMALL times as
+ * large; is there such a row? */
 static bool shrink_weights(const attn_plan *plan, int64_t n, real *restrict weights,
                            real *restrict partials) {
     const vec limit = v_set1(REAL_MAX * REAL(0x1p-32));
@@ -285,7 +288,7 @@ static void run(const attn_call *call, int64_t task, void *scratch) {
     }
 }
 
-/* ---- merge ------------------------------------------------------------------------------------- */
+/* ---- merge ----------------------------------------------------------------------------------- */
 
 /* into = union of two partials over disjoint keys; a maximum of -inf is an empty one. */
 static void merge_partial(real *restrict into, const real *restrict from, int64_t d_v) {

@@ -20,8 +20,8 @@ static const real EXP2_Q[] = {0x1.4308fap-13f, 0x1.5f07b4p-10f, 0x1.3b2ba0p-7f,
                               0x1.c6af6ep-5f,  0x1.ebfbdep-3f,  0x1.62e430p-1f};
 #endif
 
-/* Scores are held in units of ln 16, as log2(16) is a power of two: a score, and the sum of a score and a
- * bias, stay finite there whenever the score and the bias are. */
+/* Scores are held in units of ln 16, as log2(16) is a power of two: a score, and the sum of a score
+ * and a bias, stay finite there whenever the score and the bias are. */
 #define LN16 2.77258872223978123767
 #define SCORE_UNIT 0.36067376022224085184 /* 1 / ln 16 */
 
@@ -43,8 +43,9 @@ INLINE vec v_exp16(vec z) { return v_exp2(v_mul(z, v_set1(4))); }
 /* The maximum to subtract: 0 for a row that has seen nothing, where -inf - -inf would be NaN. */
 INLINE vec v_reference_max(vec m) { return v_select(v_eq(m, v_set1(-REAL_INF)), v_zero(), m); }
 
-/* 16^(s - m) for many s and one m of each lane: exp2(4 s - 4 m), in one multiply-add. Where 4 m is beyond
- * the largest number, any two scores that differ do so by far more than exp2 can show: s - m will do. */
+/* 16^(s - m) for many s and one m of each lane: exp2(4 s - 4 m), in one multiply-add. Where 4 m is
+ * beyond the largest number, any two scores that differ do so by far more than exp2 can show: s - m
+ * will do. */
 typedef struct relative {
     vec by, plus;
 } relative;
@@ -61,7 +62,8 @@ INLINE real lse_of(real m, real l) {
     return l == 0 ? -REAL_INF : (real)((double)m * LN16 + log((double)l));
 }
 
-/* The same beside a head's sink, NULL for none: where no key counts beside it, the sink to the bit. */
+/* The same beside a head's sink, NULL for none: where no key counts beside it, the sink to the
+ * bit. */
 INLINE real lse_beside(const real *sink, real m, real l) {
     return sink && l == 1 && m == *sink * (real)SCORE_UNIT ? *sink : lse_of(m, l);
 }

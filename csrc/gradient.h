@@ -1,15 +1,15 @@
-/* The tiles of the backward pass: products with scores, and sums of weighted rows that are added to a
- * gradient where it lies.
+/* The tiles of the backward pass: products with scores, and sums of weighted rows that are added to
+ * a gradient where it lies.
  *
- * Every product is a chain of fused multiply-adds of its own, in index order, and is then added to what
- * earlier blocks left: a number's bits depend on the blocks alone. */
+ * Every product is a chain of fused multiply-adds of its own, in index order, and is then added to
+ * what earlier blocks left: a number's bits depend on the blocks alone. */
 #ifndef ATTN_GRADIENT_H
 #define ATTN_GRADIENT_H
 
 #include "tiles.h"
 
-/* out[j][lane] for n rows of d reals against `vecs` vectors of a panel's lanes. out has room for n rows
- * rounded up to TILE_KEYS. */
+/* out[j][lane] for n rows of d reals against `vecs` vectors of a panel's lanes. out has room for n
+ * rows rounded up to TILE_KEYS. */
 INLINE void row_products(const real *panel, int vecs, const real *rows, int64_t stride, int64_t n,
                          int64_t d, real *restrict out) {
     real top[BLOCK_Q]; /* maxima that score_tile finds and nobody asks for */
@@ -38,8 +38,8 @@ typedef struct row_product {
     int64_t out_stride;
 } row_product;
 
-/* out[r][c] += sum over n of weight[r][j] * row[j][c], `rows` x `nv` vectors from `column` on; tail:
- * columns in the last vector. */
+/* out[r][c] += sum over n of weight[r][j] * row[j][c], `rows` x `nv` vectors from `column` on;
+ * tail: columns in the last vector. */
 INLINE void add_tile(const int rows, const int nv, weight_tile w, const row_product *s, int64_t n,
                      int64_t column, int tail) {
     vec acc[TILE_ROWS][TILE_DV];
@@ -66,8 +66,8 @@ INLINE void add_tile(const int rows, const int nv, weight_tile w, const row_prod
     }
 }
 
-/* The same for any size, passing over what is hidden, where 0 x NaN would be NaN: element [r][j] of hidden
- * lies where weight [r][j] does. The chains are the same, and so are the bits. */
+/* The same for any size, passing over what is hidden, where 0 x NaN would be NaN: element [r][j] of
+ * hidden lies where weight [r][j] does. The chains are the same, and so are the bits. */
 static void add_product_guarded(int64_t rows, const uint8_t *hidden, weight_tile w, row_product s,
                                 int64_t n) {
     for (int64_t r = 0; r < rows; r++, s.out += s.out_stride, hidden += w.row, w.data += w.row) {

@@ -1,4 +1,5 @@
-/* What planning, running and the kernels share: the kernel descriptor, the plan, the scratch layout.
+/* What planning, running and the kernels share: the kernel descriptor, the plan, the scratch
+ * layout.
  *
  * A kernel source compiled for one tier and storage type exports one attn_kernel. run() does one
  * task and writes only that task's rows; it does not allocate, thread or fail. */
@@ -46,9 +47,9 @@ typedef struct attn_plan {
     int64_t task_blocks, q_tasks; /* prefill: blocks of queries of a task, tasks per head */
     int64_t block_kv, key_blocks;
     int64_t first_block; /* prefill: that the band shows; key_blocks counts from it */
-    int64_t splits,
-        rows;      /* decode: key splits that an entry sees at most, rows that share a kv head;
-                             additive: a task's; additive backward: shares of columns, rows of a block */
+    /* decode: key splits that an entry sees at most, rows that share a kv head; additive: a task's;
+     * additive backward: shares of columns, rows of a block */
+    int64_t splits, rows;
     int64_t cells; /* decode, packed: tasks of a kv head, if not as many for each sequence */
     int64_t d_qk_padded, d_v_padded;
     bool copy_keys, copy_values;
@@ -89,8 +90,8 @@ typedef struct attn_kernel_set {
 } attn_kernel_set;
 #undef ATTN_SLOT
 
-/* Packed sequences are cut into cells of `size` rows. Sequence b owns cells [cell_of(b), cell_of(b + 1)):
- * in closed form, never fewer than it needs and at most one more. */
+/* Packed sequences are cut into cells of `size` rows. Sequence b owns cells [cell_of(b), cell_of(b
+ * + 1)): in closed form, never fewer than it needs and at most one more. */
 static inline int64_t cell_of(const int64_t *starts, int64_t b, int64_t size) {
     return starts[b] / size + b;
 }

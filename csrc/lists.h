@@ -1,5 +1,6 @@
 /* The lists that everything else is made from: a row here makes the enum, the declaration, the
- * registry slot, the name in errors and reports, and the test id. CMakeLists.txt has the same tiers. */
+ * registry slot, the name in errors and reports, and the test id. CMakeLists.txt has the same
+ * tiers. */
 #ifndef ATTN_LISTS_H
 #define ATTN_LISTS_H
 

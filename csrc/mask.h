@@ -1,13 +1,14 @@
 /* Masks: which keys a query may attend. All of them intersect.
  *
- * Each mask gives a kernel three things: which part of a tile has anything visible (*_range, *_view),
- * whether that part needs per-element work (full), and the work itself on scores (*_apply).
- *   band      causal, window and lengths: the visible keys of a row are one interval, moving with the row
+ * Each mask gives a kernel three things: which part of a tile has anything visible (*_range,
+ * *_view), whether that part needs per-element work (full), and the work itself on scores
+ * (*_apply).
+ *   band      causal, window and lengths: the visible keys of a row are one interval, moving with i
  *   segments  packed documents: query and key carry the same number
  *   dense     a bool or additive array, read where it lies through its strides
  * A hidden score becomes -inf, by selection and never by addition, so nothing that lies in a hidden
- * slot (NaN included) reaches a result. Planning uses the integer part; kernels, which include simd.h
- * and exp.h first, also get the vector part. */
+ * slot (NaN included) reaches a result. Planning uses the integer part; kernels, which include
+ * simd.h and exp.h first, also get the vector part. */
 #ifndef ATTN_MASK_H
 #define ATTN_MASK_H
 
@@ -49,10 +50,10 @@ static inline bool band_full(const band *m, int64_t i0, int64_t i1, int64_t j0, 
     return i1 - 1 + m->first <= j0 && j1 - 1 <= i0 + m->last && j1 <= m->n_kv;
 }
 
-/* ---- segments --------------------------------------------------------------------------------- */
+/* ---- segments -------------------------------------------------------------------------------- */
 
-/* The part of a tile, queries [i0, i1) x keys [j0, j1), outside of which nothing is visible. Inside of it:
- * full = every score stays what it is; hides = something is hidden. */
+/* The part of a tile, queries [i0, i1) x keys [j0, j1), outside of which nothing is visible. Inside
+ * of it: full = every score stays what it is; hides = something is hidden. */
 typedef struct tile_view {
     int64_t i0, i1, j0, j1;
     bool full, hides;
@@ -154,7 +155,8 @@ INLINE vec dense_load(const dense *m, int64_t i, int64_t j, int n) {
     return v_load(lanes);
 }
 
-/* score + bias; -inf alone hides, every finite bias is taken as it is, NaN and +inf pass through. */
+/* score + bias; -inf alone hides, every finite bias is taken as it is, NaN and +inf pass
+ * through. */
 INLINE vec dense_apply(vec s, vec bias) {
     const vec sum = v_fma(bias, v_set1((real)SCORE_UNIT), s);
     return v_select(v_eq(bias, v_set1(-REAL_INF)), bias, sum);

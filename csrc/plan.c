@@ -1,13 +1,13 @@
 /* From a problem to a plan: which kernel, which tasks, how many threads, how much scratch. Integers
  * only; reads lengths and offsets, never a tensor or a mask.
  *
- * Block and split sizes follow from head sizes and tier alone, so that results do not depend on anything
- * else. Threads and task order are free to follow the work: they change no bit. */
+ * Block and split sizes follow from head sizes and tier alone, so that results do not depend on
+ * anything else. Threads and task order are free to follow the work: they change no bit. */
 #include "internal.h"
 #include "mask.h"
 
-/* Products of an element pair (prefill), elements read (decode), elements (softmax) below which a second
- * thread costs more than it saves: about 20 us of work. */
+/* Products of an element pair (prefill), elements read (decode), elements (softmax) below which a
+ * second thread costs more than it saves: about 20 us of work. */
 #define PREFILL_GRAIN 2000000
 #define DECODE_GRAIN 200000
 #define SOFTMAX_GRAIN 40000
@@ -47,7 +47,8 @@ static int64_t visible_pairs(const attn_problem *p, int64_t block_q) {
     return pairs;
 }
 
-/* Blocks of `size` keys, from key 0 on, that have any that the band shows to the first n_q queries. */
+/* Blocks of `size` keys, from key 0 on, that have any that the band shows to the first n_q
+ * queries. */
 static key_range visible_blocks(const attn_problem *p, int64_t batch, int64_t n_q, int64_t size) {
     const band m = band_of(p, batch);
     const key_range keys = band_range(&m, 0, smaller(m.n_q, n_q));
@@ -60,7 +61,8 @@ static int64_t take(int64_t *total, int64_t reals) { /* a piece of scratch, alig
     return start;
 }
 
-/* Tasks of several blocks where those share copies of keys and values, if it leaves tasks enough. */
+/* Tasks of several blocks where those share copies of keys and values, if it leaves tasks
+ * enough. */
 static void plan_prefill_tasks(const attn_problem *p, attn_plan *plan) {
     const int64_t block_q = plan->kernel->block_q;
     const int64_t heads = (p->query_starts ? 1 : p->batch) * p->n_heads;
@@ -190,7 +192,8 @@ attn_plan attn_plan_additive(const attn_additive_problem *a) {
                       .real_bytes = attn_real_bytes(p->dtype)};
     const int64_t heads = p->batch * p->n_heads, rows = heads * p->n_q;
     if (rows == 0) return plan;
-    /* Smaller tasks where whole blocks would leave threads idle; a row's bits are the same in any. */
+    /* Smaller tasks where whole blocks would leave threads idle; a row's bits are the same in
+     * any. */
     const int64_t work = rows * p->n_kv * p->d_qk;
     const int64_t threads = threads_for(work, ADDITIVE_GRAIN, rows, p->num_threads);
     plan.rows = smaller((rows + threads - 1) / threads, smaller(p->n_q, ADDITIVE_BLOCK_Q));
@@ -220,8 +223,8 @@ attn_plan attn_plan_additive_keys(const attn_additive_problem *a) {
     return plan;
 }
 
-/* One task for each head of each entry, or for a share of its columns: just enough shares to keep threads
- * busy, for each makes the gradients of scores again. */
+/* One task for each head of each entry, or for a share of its columns: just enough shares to keep
+ * threads busy, for each makes the gradients of scores again. */
 attn_plan attn_plan_additive_backward(const attn_additive_backward_problem *g) {
     const attn_problem *p = &g->additive.attention;
     attn_plan plan = {.kernel = attn_kernels(attn_get_isa(), p->dtype)->additive_backward,
@@ -258,9 +261,10 @@ attn_plan attn_plan_additive_backward(const attn_additive_backward_problem *g) {
     return plan;
 }
 
-/* Tasks of backward. One for each kv head does every product once; where that leaves threads idle, key
- * blocks (gradients of keys and values) and query blocks (all others) are tasks of their own, which
- * compute scores twice: seven products instead of five. All sums run in the same order either way. */
+/* Tasks of backward. One for each kv head does every product once; where that leaves threads idle,
+ * key blocks (gradients of keys and values) and query blocks (all others) are tasks of their own,
+ * which compute scores twice: seven products instead of five. All sums run in the same order either
+ * way. */
 static void plan_backward_tasks(const attn_backward_problem *g, attn_plan *plan) {
     const attn_problem *p = &g->attention;
     const int64_t pairs = p->batch * p->n_kv_heads, round = BACKWARD_PANELS * plan->kernel->block_q;

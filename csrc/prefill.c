@@ -1,20 +1,22 @@
 /* Prefill: many queries against many keys, with an online softmax over blocks of keys.
  *
- * A task is BLOCK_Q queries of one head, or a few such blocks where keys and values must be copied first
- * (16-bit types, caches), so that they share the copies. Queries lie along the vector lanes: only they are
- * packed (into a panel d_qk x BLOCK_Q, scale folded in), keys and values are read where they
- * lie, and the softmax runs down the lanes without a horizontal step. Per block of block_kv keys, in L1:
+ * A task is BLOCK_Q queries of one head, or a few such blocks where keys and values must be copied
+ * first (16-bit types, caches), so that they share the copies. Queries lie along the vector lanes:
+ * only they are packed (into a panel d_qk x BLOCK_Q, scale folded in), keys and values are read
+ * where they lie, and the softmax runs down the lanes without a horizontal step. Per block of
+ * block_kv keys, in L1:
  *
  *   scores  block_kv x BLOCK_Q   s = K panel                          (in units of ln 16)
  *   softmax per lane             m' = m, or the block's maximum once that is more than 2 above m
  *                                p = 16^(s - m'), a = 16^(m - m'), l = l a + sum p
  *   output  BLOCK_Q x d_v        o = o a + p^T V                      (padded rows, reals)
  *
- * At the end output = o / l. A lane keeps its old maximum while that is safe (16^2 is far from overflow)
- * and is then multiplied by exactly 1, so its bits do not depend on the lanes beside it. Each block is
- * summed in a chain of its own, which keeps long rows accurate. Block boundaries are multiples of
- * block_kv from key 0; a hidden key contributes exactly nothing, so skipping one changes no bit.
- * If weights are wanted the blocks of p are kept and scaled at the end by 16^(m_block - m) / l.
+ * At the end output = o / l. A lane keeps its old maximum while that is safe (16^2 is far from
+ * overflow) and is then multiplied by exactly 1, so its bits do not depend on the lanes beside it.
+ * Each block is summed in a chain of its own, which keeps long rows accurate. Block boundaries are
+ * multiples of block_kv from key 0; a hidden key contributes exactly nothing, so skipping one
+ * changes no bit. If weights are wanted the blocks of p are kept and scaled at the end by
+ * 16^(m_block - m) / l.
  *
  * Sources: Milakov and Gimelshein 2018 (online softmax), Dao et al. 2022 (tiling). */
 #include "finish.h"
@@ -29,8 +31,9 @@ static key_range seen_by(const block *b, int v, int64_t j0, int64_t j1) {
     return (key_range){begin, max_i(begin, min_i(j1, min_i(i1 + b->band.last, b->band.n_kv)))};
 }
 
-/* The chain from element c on of the scores of t, for the vectors of lanes [first, last): each tile for those
- * that see any of its keys. The band moves on with the queries, so those vectors are neighbours. */
+/* The chain from element c on of the scores of t, for the vectors of lanes [first, last): each tile
+ * for those that see any of its keys. The band moves on with the queries, so those vectors are
+ * neighbours. */
 static void score_chains(const block *b, tile_view t, int first, int last, const key_range *seen,
                          key_rows from, int64_t c, real *restrict scores) {
     const int64_t n = min_i(CHAIN, b->p->d_qk - c);
@@ -52,7 +55,8 @@ static void score_chains(const block *b, tile_view t, int first, int last, const
     }
 }
 
-/* scores[j - t.j0][lane] for the keys of t and the vectors of lanes [first, last), and each lane's maximum. */
+/* scores[j - t.j0][lane] for the keys of t and the vectors of lanes [first, last), and each lane's
+ * maximum. */
 static void score_block(const block *b, tile_view t, int first, int last, key_rows from,
                         real *restrict scores) {
     const int64_t d = b->p->d_qk;
@@ -130,7 +134,8 @@ static void clear_output(const block *b, int v) {
     clear_reals(b->output + v * reals, reals);
 }
 
-/* What the output so far of vectors of lanes [first, last) is to be multiplied with; NULL: there is none. */
+/* What the output so far of vectors of lanes [first, last) is to be multiplied with; NULL: there is
+ * none. */
 static const real *alpha_of(block *b, int first, int last, bool guarded) {
     bool none = !guarded;
     for (int v = first; v < last; v++) none &= b->empty[v];
@@ -141,8 +146,8 @@ static const real *alpha_of(block *b, int first, int last, bool guarded) {
     return none ? NULL : b->alpha + first * LANES;
 }
 
-/* Vectors of lanes [first, last) against the keys of t, whose raw scores are there: final scores, softmax,
- * second product. Without `guarded` no value of a hidden key may be NaN or infinite. */
+/* Vectors of lanes [first, last) against the keys of t, whose raw scores are there: final scores,
+ * softmax, second product. Without `guarded` no value of a hidden key may be NaN or infinite. */
 static void attend_lanes(block *b, tile_view t, int first, int last, bool cut, bool guarded,
                          value_rows values, real *restrict scores) {
     const int64_t n = t.j1 - t.j0, d_v = b->plan->d_v_padded;
@@ -167,8 +172,9 @@ static void attend_lanes(block *b, tile_view t, int first, int last, bool cut, b
                           b->output + r * d_v);
 }
 
-/* One block of keys; rows and scores hold them from t.j0 on. What the band cuts is taken by vectors of lanes, each
- * with the keys that it sees: on the diagonal of a causal mask that spares a third of the work. */
+/* One block of keys; rows and scores hold them from t.j0 on. What the band cuts is taken by vectors
+ * of lanes, each with the keys that it sees: on the diagonal of a causal mask that spares a third
+ * of the work. */
 static void attend_block(block *b, tile_view t, key_rows rows, real *restrict scores) {
     const int first = (int)(t.i0 - b->i0) / LANES, last = (int)(t.i1 - b->i0 + LANES - 1) / LANES;
     const bool cut =
@@ -210,8 +216,8 @@ static void add_sink(const block *b) {
         }
 }
 
-/* Rows that see keys of which every score is -inf: out of range, so their sum is not a number. Without a
- * sum a row would be taken for one that sees nothing. */
+/* Rows that see keys of which every score is -inf: out of range, so their sum is not a number.
+ * Without a sum a row would be taken for one that sees nothing. */
 static void mark_lost_rows(const block *b) {
     bool any = false;
     for (int64_t r = 0; r < b->n; r++) any |= b->l[r] == 0;
@@ -238,7 +244,8 @@ static bool store_row(const block *b, int64_t r) {
                         b->output + r * b->plan->d_v_padded, b->small ? l * SMALL : l, p->d_v);
 }
 
-/* Weights of the block's rows from the kept p, keys [keys.begin, keys.end); all other keys get 0. */
+/* Weights of the block's rows from the kept p, keys [keys.begin, keys.end); all other keys get
+ * 0. */
 static void store_weights(const block *b, key_range keys, const real *block_max) {
     const attn_problem *p = b->p;
     io *rows = (io *)p->weights + ((b->batch * p->n_heads + b->head) * p->n_q + b->i0) * p->n_kv;
@@ -269,8 +276,8 @@ static void store_weights(const block *b, key_range keys, const real *block_max)
     }
 }
 
-/* Kept weights of block [j0, j1) outside of what t and the band show are 0. After attend_block, whose last
- * score tile may write past it. */
+/* Kept weights of block [j0, j1) outside of what t and the band show are 0. After attend_block,
+ * whose last score tile may write past it. */
 static void clear_around(const block *b, tile_view t, int64_t j0, int64_t j1) {
     const int first = (int)(t.i0 - b->i0) / LANES, last = (int)(t.i1 - b->i0 + LANES - 1) / LANES;
     for (int v = 0; v < b->vecs; v++) {
@@ -288,8 +295,8 @@ static void begin_block(block *b) {
     for (int v = 0; v < b->vecs; v++) b->empty[v] = true;
 }
 
-/* Stores what a block's rows have come to; does any overflow? With `small` it is the output of those that
- * did. */
+/* Stores what a block's rows have come to; does any overflow? With `small` it is the output of
+ * those that did. */
 static bool end_block(block *b, const real *block_max) {
     const attn_problem *p = b->p;
     const int64_t rows = p->query_starts ? b->n : min_i(BLOCK_Q, p->n_q - b->i0);

@@ -1,9 +1,9 @@
 /* Runs a plan: the OpenMP team, the scratch arena, the task queue, interruption. The only file that
  * threads or allocates; it never looks at a number.
  *
- * Tasks are taken from one counter, so a slow core takes fewer. Scratch comes from an arena that the
- * calling thread keeps between calls: after the first call of a size nothing is allocated. One parallel
- * region per call, none at all for one thread. */
+ * Tasks are taken from one counter, so a slow core takes fewer. Scratch comes from an arena that
+ * the calling thread keeps between calls: after the first call of a size nothing is allocated. One
+ * parallel region per call, none at all for one thread. */
 #define _GNU_SOURCE
 #include "internal.h"
 
@@ -26,7 +26,7 @@
 #define ARENA_KEEP (16u << 20) /* a larger arena is given back after the call */
 #define ARENA_ALIGN 64
 
-/* ---- interruption ------------------------------------------------------------------------------ */
+/* ---- interruption ---------------------------------------------------------------------------- */
 
 #define POLL_WORK (1 << 16) /* numbers handled between two looks at the clock */
 #define TASK_WORK 1024      /* what a task is taken for that does not ask itself */
@@ -76,7 +76,7 @@ bool attn_should_stop(int64_t work) {
     return atomic_load_explicit(&w->team->stop, memory_order_relaxed);
 }
 
-/* ---- scratch arena, one per calling thread ------------------------------------------------------ */
+/* ---- scratch arena, one per calling thread --------------------------------------------------- */
 
 typedef struct arena {
     void *memory;
@@ -100,9 +100,9 @@ static void arena_free(void *value) {
 }
 
 /* A forked child has none of its parent's worker threads, and libgomp would wait for them for ever:
- * dissolve the team before the fork, it is formed again when needed. LLVM's and Intel's runtimes, which
- * may serve GCC's calls too, look after themselves, and a pause of theirs at this point never ends. So
- * the library that the calls are bound to is asked whose it is. */
+ * dissolve the team before the fork, it is formed again when needed. LLVM's and Intel's runtimes,
+ * which may serve GCC's calls too, look after themselves, and a pause of theirs at this point never
+ * ends. So the library that the calls are bound to is asked whose it is. */
 static void dissolve_team(void) {
 #ifdef _OPENMP
     Dl_info library;
@@ -116,8 +116,9 @@ static void dissolve_team(void) {
 #endif
 }
 
-/* A signal handler that forks in the middle of a call: the others of its team end their tasks and begin
- * none until the fork is over. So in the child no task is lost, and its one thread does what is left. */
+/* A signal handler that forks in the middle of a call: the others of its team end their tasks and
+ * begin none until the fork is over. So in the child no task is lost, and its one thread does what
+ * is left. */
 static void before_fork(void) {
     for (watch *w = own_watch; w; w = w->outer) {
         atomic_store(&w->team->hold, true);
@@ -173,7 +174,7 @@ static void arena_put(void *memory) {
     *own_arena = (arena){NULL, 0, false};
 }
 
-/* ---- team -------------------------------------------------------------------------------------- */
+/* ---- team ------------------------------------------------------------------------------------ */
 
 /* Until so many threads have come, counted over all phases. Not OpenMP's barrier: that is deaf to
  * signals, and the calling thread must hear them while others work on. */
@@ -187,7 +188,8 @@ static void wait_for_all(team *t, int arrivals) {
     }
 }
 
-/* Marks that a thread may be at a task, once no fork is under way. The calling thread needs none. */
+/* Marks that a thread may be at a task, once no fork is under way. The calling thread needs
+ * none. */
 static void begin_work(team *t, int thread) {
     const struct timespec nap = {0, 50000};
     if (thread == 0) return;
@@ -204,8 +206,8 @@ static void end_work(team *t, int thread) {
 
 enum { PREPARE, RUN, MERGE };
 
-/* Tasks of a phase as long as there are any. They are independent: the counter orders nothing, arrivals
- * order the phases. */
+/* Tasks of a phase as long as there are any. They are independent: the counter orders nothing,
+ * arrivals order the phases. */
 static void run_phase(team *t, int thread, int phase, int64_t n) {
     const attn_kernel *kernel = t->call.plan->kernel;
     void *scratch = t->scratch + (size_t)thread * t->scratch_bytes;
@@ -266,8 +268,8 @@ static void join_trial(trial *t) {
 #endif
 }
 
-/* OpenMP's runtimes end the process when they cannot start a thread. So before a team grows, try how many
- * of those it lacks can be alive at once, with stacks like theirs. */
+/* OpenMP's runtimes end the process when they cannot start a thread. So before a team grows, try
+ * how many of those it lacks can be alive at once, with stacks like theirs. */
 static int threads_that_start(int more) {
     trial *const trials = malloc((size_t)more * sizeof *trials);
     pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
@@ -288,22 +290,23 @@ static int threads_that_start(int more) {
     return n;
 }
 
-/* On as many threads as there can be. Teams grow one at a time, or what one has tried another takes. */
+/* On as many threads as there can be. Teams grow one at a time, or what one has tried another
+ * takes. */
 static void run_team(team *t, int wanted) {
     const bool grows = wanted > team_size;
     if (grows) pthread_mutex_lock(&growth);
     const int threads = grows ? team_size + threads_that_start(wanted - team_size) : wanted;
     team_size = threads;
     if (setjmp(t->leave)) return;
-    /* There may be fewer than asked for. None waits for the others to begin: waking one takes longer
-     * than a small call. */
+    /* There may be fewer than asked for. None waits for the others to begin: waking one takes
+     * longer than a small call. */
 #pragma omp parallel num_threads(threads)
     {
         const int thread = omp_get_thread_num();
         if (grows && thread == 0) pthread_mutex_unlock(&growth); /* all have been started */
         work(t, thread, omp_get_num_threads());
-        /* OpenMP would wait for threads that a child does not have. From here on it counts this one as
-         * inside of a team, and gives it no other. */
+        /* OpenMP would wait for threads that a child does not have. From here on it counts this one
+         * as inside of a team, and gives it no other. */
         if (t->alone) longjmp(t->leave, 1);
     }
 }

@@ -2,15 +2,15 @@
  *
  * A kernel source is compiled with ATTN_ISA, ATTN_DTYPE and ATTN_SIMD_HEADER set and sees:
  *   real        compute type: float, or double for f64          stored   type of keys and values
- *   io          type of queries, output and weights: stored, or real where only a cache is stored so
+ *   io          type of queries, output and weights: stored, or real if only caches store it
  *   vec, vmask  LANES reals, LANES truth values                 v_*      operations on them
  * The tier's header states its register tile:
  *   TILE_KEYS x TILE_QV   accumulators of the score tile (keys x vectors of queries)
  *   TILE_ROWS x TILE_DV   accumulators of the value tile (queries x vectors of d_v)
  *   v_reciprocal          1 / x to an ulp or so, for x and 1 / x normal: no division in float32
- * Semantics that results rely on: v_max(a, b) is b when either is NaN; v_fma rounds once (twice in the
- * scalar tier); v_sum adds by a tree that a rotation of the lanes does not change; partial loads fill with
- * 0 and touch only the lanes asked for. */
+ * Semantics that results rely on: v_max(a, b) is b when either is NaN; v_fma rounds once (twice in
+ * the scalar tier); v_sum adds by a tree that a rotation of the lanes does not change; partial
+ * loads fill with 0 and touch only the lanes asked for. */
 #ifndef ATTN_SIMD_H
 #define ATTN_SIMD_H
 
@@ -142,8 +142,8 @@ INLINE void v_store_io_part(io *p, vec v, int n) { v_store_stored_part(p, v, n);
 INLINE io s_store_io(real x) { return s_store(x); }
 #endif
 
-/* a / b for many a and one b, r = 1 / b: the correctly rounded quotient by two multiply-adds (Markstein
- * 1990), or a r where that is not finite. */
+/* a / b for many a and one b, r = 1 / b: the correctly rounded quotient by two multiply-adds
+ * (Markstein 1990), or a r where that is not finite. */
 INLINE vec v_quotient(vec a, vec b, vec r) {
 #if LANES == 1 /* multiply-adds that are not fused have nothing to correct with */
     (void)r;

@@ -1,4 +1,5 @@
-/* Vector vocabulary, AVX2 with FMA and F16C: 16 registers of 256 bits. See simd.h for the meaning. */
+/* Vector vocabulary, AVX2 with FMA and F16C: 16 registers of 256 bits. See simd.h for the
+ * meaning. */
 #include <immintrin.h>
 
 #define TILE_KEYS 4
@@ -82,7 +83,8 @@ INLINE vec v_from_bytes(const uint8_t *p, int n) { /* n bytes 0 or 1 -> 0.0 or 1
     return _mm256_cvtepi32_pd(_mm_cvtepu8_epi32(_mm_cvtsi32_si128(four)));
 }
 
-/* p * 2^n for whole n; exactly 0 where y < floor. NaN in y stays NaN (the comparison is "below"). */
+/* p * 2^n for whole n; exactly 0 where y < floor. NaN in y stays NaN (the comparison is
+ * "below"). */
 INLINE vec v_scale_exp2(vec p, vec n, vec y, real floor) {
     const __m256i k = _mm256_cvtepi32_epi64(_mm256_cvtpd_epi32(n));
     const __m256i power = _mm256_slli_epi64(_mm256_add_epi64(k, _mm256_set1_epi64x(1023)), 52);
@@ -134,7 +136,8 @@ INLINE vec v_from_bytes(const uint8_t *p, int n) { /* n bytes 0 or 1 -> 0.0 or 1
     return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(eight)));
 }
 
-/* p * 2^n for whole n; exactly 0 where y < floor. NaN in y stays NaN (the comparison is "below"). */
+/* p * 2^n for whole n; exactly 0 where y < floor. NaN in y stays NaN (the comparison is
+ * "below"). */
 INLINE vec v_scale_exp2(vec p, vec n, vec y, real floor) {
     const __m256i k = _mm256_cvtps_epi32(n);
     const __m256i power = _mm256_slli_epi32(_mm256_add_epi32(k, _mm256_set1_epi32(127)), 23);

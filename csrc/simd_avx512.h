@@ -1,4 +1,5 @@
-/* Vector vocabulary, AVX-512 (F, BW, VL, DQ): 32 registers of 512 bits. See simd.h for the meaning. */
+/* Vector vocabulary, AVX-512 (F, BW, VL, DQ): 32 registers of 512 bits. See simd.h for the
+ * meaning. */
 #include <immintrin.h>
 
 #define TILE_KEYS 8
@@ -62,7 +63,8 @@ INLINE vec v_reciprocal(vec a) {
 INLINE vec v_round(vec a) {
     return V(roundscale)(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
-/* p * 2^n for whole n; exactly 0 where y < floor. NaN in y stays NaN (the comparison is "not below"). */
+/* p * 2^n for whole n; exactly 0 where y < floor. NaN in y stays NaN (the comparison is "not
+ * below"). */
 INLINE vec v_scale_exp2(vec p, vec n, vec y, real floor) {
     const vec a = y, b = v_set1(floor);
     return V(maskz_scalef)(V_MASK_OF(_CMP_NLT_UQ), p, n);

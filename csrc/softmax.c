@@ -1,12 +1,13 @@
-/* Masked row softmax alone: out = exp(s - max s) / sum exp(s - max s) over the visible entries of a row.
- * A task is SOFTMAX_ROWS rows. Hidden entries (mask, length) get 0; a row with none visible all 0. */
+/* Masked row softmax alone: out = exp(s - max s) / sum exp(s - max s) over the visible entries of a
+ * row. A task is SOFTMAX_ROWS rows. Hidden entries (mask, length) get 0; a row with none visible
+ * all 0. */
 #include "internal.h"
 #include "simd.h"
 #include "exp.h"
 #include "mask.h"
 
-/* Scores of one row from column j on, hidden lanes -inf; a quarter of each, so that the sum of a finite
- * score and a finite bias stays finite. */
+/* Scores of one row from column j on, hidden lanes -inf; a quarter of each, so that the sum of a
+ * finite score and a finite bias stays finite. */
 INLINE vec visible_scores(const stored *row, const dense *mask, int64_t i, int64_t j, int n) {
     const vec quarter = v_set1(REAL(0.25));
     vec s = v_mul(v_load_stored_part(row + j, n), quarter);

@@ -1,9 +1,10 @@
-/* The products of decode, which is bound by memory: rows are read once, whole, in the order they lie.
+/* The products of decode, which is bound by memory: rows are read once, whole, in the order they
+ * lie.
  *
- * A memory controller follows one run of addresses at full rate and several at a time at much less, so
- * keys are taken one by one and values in rows as wide as the registers hold; what lies a little further
- * on is asked for early. Every accumulator is one chain of fused multiply-adds in index order (see
- * tiles.h), so no bit depends on how rows are grouped. */
+ * A memory controller follows one run of addresses at full rate and several at a time at much less,
+ * so keys are taken one by one and values in rows as wide as the registers hold; what lies a little
+ * further on is asked for early. Every accumulator is one chain of fused multiply-adds in index
+ * order (see tiles.h), so no bit depends on how rows are grouped. */
 #ifndef ATTN_STREAM_H
 #define ATTN_STREAM_H
 
@@ -89,8 +90,8 @@ static inline void dot_product(int64_t rows, const real *restrict q, int64_t q_s
     }
 }
 
-/* One chain, of n elements, of the scores of `rows` queries for nv vectors of keys of a tile; added to those
- * of the chains before, if `add`. */
+/* One chain, of n elements, of the scores of `rows` queries for nv vectors of keys of a tile; added
+ * to those of the chains before, if `add`. */
 INLINE void tile_dots(const int rows, const int nv, const bool fetch, const real *restrict q,
                       int64_t q_stride, const stored *restrict tile, int64_t n, bool add,
                       real *restrict out, int64_t out_stride) {
@@ -173,7 +174,8 @@ INLINE void value_pass(const int rows, const int nv, const bool fetch, weight_ti
 static inline void value_stream(int64_t rows, int64_t d_v, weight_tile w, const stored *restrict v,
                                 int64_t stride, int64_t n, real *restrict out, int64_t out_stride) {
     const int64_t vecs = (d_v + LANES - 1) / LANES, ahead = elements_ahead(8192, d_v, stride);
-    /* narrow types are converted at each pass over the rows: few passes then, rather than whole rows */
+    /* narrow types are converted at each pass over the rows: few passes then, rather than whole
+     * rows */
     const bool wide = STORED_IS_REAL || rows <= TILE_ROWS / 2;
     for (int64_t j = 0; j < n; j += STREAM_KEYS)
         for (int64_t c = 0, nv; c < vecs; c += nv) {

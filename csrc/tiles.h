@@ -1,9 +1,9 @@
 /* The register tiles: scores of keys x queries, and weights x values.
  *
- * Every accumulator is a chain of fused multiply-adds in index order, whatever tile it lies in, so a
- * number's bits do not depend on how the work was cut. The sums over a head's elements are cut into
- * chains of CHAIN, which are added in order: what rounding may do to a score grows with the length of a
- * chain and the number of chains, not with d. */
+ * Every accumulator is a chain of fused multiply-adds in index order, whatever tile it lies in, so
+ * a number's bits do not depend on how the work was cut. The sums over a head's elements are cut
+ * into chains of CHAIN, which are added in order: what rounding may do to a score grows with the
+ * length of a chain and the number of chains, not with d. */
 #ifndef ATTN_TILES_H
 #define ATTN_TILES_H
 
@@ -20,8 +20,8 @@ INLINE int even_piece(int64_t count, int most) {
     return (int)((count + pieces - 1) / pieces);
 }
 
-/* Scores of TILE_KEYS keys against nv vectors of queries, from one chain of at most CHAIN elements; added
- * to those of the chains before, if `add`.
+/* Scores of TILE_KEYS keys against nv vectors of queries, from one chain of at most CHAIN elements;
+ * added to those of the chains before, if `add`.
  * panel: n x BLOCK_Q, queries along the lanes; scores: TILE_KEYS x BLOCK_Q; top: running maxima. */
 INLINE void score_tile(const int nv, const real *restrict panel, const real *const keys[TILE_KEYS],
                        int64_t n, bool add, real *restrict scores, real *restrict top) {
@@ -81,7 +81,8 @@ typedef struct weight_tile {
 } weight_tile;
 
 /* out[r][0 .. nv) = out[r][...] * alpha[r] + sum over n keys of weight[r][j] * value[j][...];
- * alpha NULL = no old output. tail: columns in the last vector (LANES, or fewer for stored values). */
+ * alpha NULL = no old output. tail: columns in the last vector (LANES, or fewer for stored
+ * values). */
 INLINE void value_tile(const int rows, const int nv, const bool is_stored, weight_tile w,
                        value_rows v, int64_t n, int64_t column, int tail, const real *alpha,
                        real *restrict out, int64_t out_stride) {
@@ -142,12 +143,12 @@ INLINE void value_product(int64_t rows, int64_t d_v, const bool is_stored, weigh
     }
 }
 
-/* A row's weights times values may overflow where their mean, the output, does not. With weights times
- * SMALL they cannot, and nothing else changes, as it is a power of two. */
+/* A row's weights times values may overflow where their mean, the output, does not. With weights
+ * times SMALL they cannot, and nothing else changes, as it is a power of two. */
 #define SMALL REAL(0x1p-64)
 
-/* out = o / l in storage type, one rounding; 0 for a row that saw nothing (l = 0). o has padded rows.
- * False if a sum of values, not l, is out of range. */
+/* out = o / l in storage type, one rounding; 0 for a row that saw nothing (l = 0). o has padded
+ * rows. False if a sum of values, not l, is out of range. */
 INLINE bool store_output(io *restrict out, const real *restrict o, real l, int64_t d_v) {
     const vec sum = v_set1(l == 0 ? 1 : l), inverse = v_div(v_set1(1), sum);
     vec zero = v_zero(); /* x times 0 is 0, or NaN where x is not finite */
@@ -161,7 +162,8 @@ INLINE bool store_output(io *restrict out, const real *restrict o, real l, int64
     return l != l || !v_any(v_unordered(zero, zero));
 }
 
-/* Weights of keys that a row does not see: 0, but a row whose sum is not a number is that throughout. */
+/* Weights of keys that a row does not see: 0, but a row whose sum is not a number is that
+ * throughout. */
 INLINE void fill_hidden(io *restrict weights, int64_t n, real l) {
     const io fill = s_store_io(l != l ? l : 0);
     for (int64_t j0 = 0; j0 < n; j0 += ASK_EVERY) {
@@ -170,7 +172,7 @@ INLINE void fill_hidden(io *restrict weights, int64_t n, real l) {
     }
 }
 
-/* ---- values that may hold NaN or infinity in hidden slots ------------------------------------- */
+/* ---- values that may hold NaN or infinity in hidden slots ------------------------------------ */
 
 INLINE bool values_finite(value_rows v, int64_t n, int64_t d_v, const bool is_stored) {
     /* x * 0 is 0, or NaN where x is not finite */
@@ -188,9 +190,9 @@ INLINE bool values_finite(value_rows v, int64_t n, int64_t d_v, const bool is_st
     return !v_any(v_unordered(all, all));
 }
 
-/* One row of value_product that passes over hidden keys, whose product 0 x NaN would be NaN. The chain
- * is the same and a hidden finite value adds 0 to it, so the bits are the same too. alpha NULL: the chain
- * goes on from what out holds. */
+/* One row of value_product that passes over hidden keys, whose product 0 x NaN would be NaN. The
+ * chain is the same and a hidden finite value adds 0 to it, so the bits are the same too. alpha
+ * NULL: the chain goes on from what out holds. */
 INLINE void value_row_guarded(const uint8_t *hidden, int64_t hidden_key, int64_t d_v,
                               const bool is_stored, weight_tile w, value_rows v, int64_t n,
                               const real *alpha, real *restrict out) {

@@ -1,7 +1,7 @@
 /* The definition of attention in loops of long double, and the bound that errors are judged by.
  *
- * The bound is that of normal draws in tests/oracle.py, which also derives the one for any data. With u
- * the unit roundoff of the compute type, an output may be off by (8 + 4 A + n_acc) u max|V|:
+ * The bound is that of normal draws in tests/oracle.py, which also derives the one for any data.
+ * With u the unit roundoff of the compute type, an output may be off by (8 + 4 A + n_acc) u max|V|:
  * A, the largest |scale| sum |q k| + |bias| of a visible key, is the size of what a score is summed
  * from, n_acc the longest chain of additions (keys of a block and number of blocks), and V the
  * visible values. lse may be off by the same factor absolutely. A single weight averages over no

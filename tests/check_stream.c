@@ -16,7 +16,8 @@ static guarded stored_rows(int64_t n, int64_t d, int64_t stride, check_edge edge
 
 /* ---- scores ---------------------------------------------------------------------------------- */
 
-/* q . key as every tile adds it: chains per lane, those of a lane in order, then the tier's sum of lanes. */
+/* q . key as every tile adds it: chains per lane, those of a lane in order, then the tier's sum of
+ * lanes. */
 static real dot_in_chains(const real *q, const stored *key, int64_t d) {
     real chains[LANES] = {0}, before[LANES] = {0};
     vec all[LANES];

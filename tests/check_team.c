@@ -1,6 +1,6 @@
-/* OpenMP's team as plain threads, where ThreadSanitizer watches: it does not see how GCC's runtime wakes
- * and joins its own, and would take what they rightly hand over for races. All begin at once, so that
- * tasks do run side by side. What is not here comes from the runtime as ever. */
+/* OpenMP's team as plain threads, where ThreadSanitizer watches: it does not see how GCC's runtime
+ * wakes and joins its own, and would take what they rightly hand over for races. All begin at once,
+ * so that tasks do run side by side. What is not here comes from the runtime as ever. */
 #ifdef __SANITIZE_THREAD__
 #include <pthread.h>
 #include <stdlib.h>

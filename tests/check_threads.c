@@ -1,5 +1,6 @@
-/* Threads change no bit: every kernel with every kind of sum that tasks share out, on one thread and on
- * several. Built with -fsanitize=thread this is what the sanitizer watches; see CONTRIBUTING.md. */
+/* Threads change no bit: every kernel with every kind of sum that tasks share out, on one thread
+ * and on several. Built with -fsanitize=thread this is what the sanitizer watches; see
+ * CONTRIBUTING.md. */
 #include "check.h"
 
 #include <stdlib.h>
@@ -17,7 +18,7 @@
 #define RESULT_BYTES (24 << 20)
 #define MOST_THREADS 3
 
-/* ---- memory: inputs of both types, and results one behind the other --------------------------- */
+/* ---- memory: inputs of both types, and results one behind the other -------------------------- */
 
 static struct {
     attn_dtype dtype;
@@ -61,7 +62,7 @@ static attn_problem attention(int64_t n_q, int64_t n_kv, int threads) {
                           .num_threads = threads};
 }
 
-/* ---- calls: each says how many threads it was planned for, 0 if it failed ---------------------- */
+/* ---- calls: each says how many threads it was planned for, 0 if it failed -------------------- */
 
 static int decode(int variant, int threads) {
     attn_problem p = attention(1 + variant, LONG_KV, threads);
@@ -205,7 +206,7 @@ static const struct {
              {"softmax", softmax, 1},
              {"append", append, 1}};
 
-/* ---- the check --------------------------------------------------------------------------------- */
+/* ---- the check ------------------------------------------------------------------------------- */
 
 static void check_call(int call, int variant, char *expected) {
     for (int threads = 1; threads <= MOST_THREADS; threads++) {
