@@ -2,23 +2,13 @@
 
 import importlib.util
 
-import ml_dtypes
 import numpy as np
 import pytest
-from fake_bench import COMMAND, FakeTeam, fake_memory
-from oracle import worst
+from support.oracle import worst
+from support.variants import DTYPES, KERNELS
 
 import attn_engine
 from attn_engine import _core
-from attn_engine.bench import session
-from attn_engine.bench.session import FILE, Session, Settings
-from attn_engine.bench.suites import SUITES
-
-DTYPES = {"f32": np.float32, "f64": np.float64, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
-KERNELS = {
-    "decode": 2,
-    "prefill": 70,
-}  # n_q that picks each; test_invariance.py checks that it does
 
 
 @pytest.fixture(params=_core.supported_isas())
@@ -50,21 +40,6 @@ def dtype(request):
 def n_q(request):
     """A number of queries for each of the two kernels."""
     return request.param
-
-
-@pytest.fixture
-def fake(monkeypatch, tmp_path):
-    """Makes the file of a whole run by the fake team."""
-    monkeypatch.setattr(session, "Team", FakeTeam)
-    monkeypatch.setattr(session, "extra_memory", fake_memory)
-
-    def make(name="first", slowdown=1.0, suites=tuple(SUITES)):
-        monkeypatch.setattr(FakeTeam, "slowdown", slowdown)
-        settings = Settings(suites, 4, ("torch", "numpy"), True)
-        Session(settings, tmp_path / name, COMMAND).run(lambda *ignored: None)
-        return tmp_path / name / FILE
-
-    return make
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -1,0 +1,207 @@
+"""What comes in from elsewhere: views that repeat memory, symbols of traced programs, lses of others."""
+
+import subprocess
+import sys
+import tracemalloc
+
+import numpy as np
+import pytest
+from numpy.lib.stride_tricks import as_strided
+from support.messages import check_message, ones
+from support.oracle import assert_same_bits
+
+import attn_engine
+from attn_engine import merge_attention, softmax
+from attn_engine import scaled_dot_product_attention as attention
+
+
+def refuses(kind, phrases, function, *arguments, **options):
+    with pytest.raises(kind) as error:
+        function(*arguments, **options)
+    check_message(error, phrases)
+
+
+# --- views that repeat memory ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "shape, strides",
+    [((8, 8), (4, 4)), ((8, 8), (0, 4)), ((8, 8), (16, 8)), ((2, 4, 8), (64, 32, 4))],
+)
+def test_an_out_that_overlaps_itself_is_refused(shape, strides):
+    out = as_strided(np.zeros(200, np.float32), shape, strides)
+    x = np.zeros(shape, np.float32)
+    refuses(ValueError, ["out: ", "share memory"], attention, x, x, x, out=out)
+    refuses(ValueError, ["out: ", "share memory"], softmax, x, out=out)
+
+
+@pytest.mark.parametrize("strides", [(36, 4), (-32, 4), (4, 32), (64, 8)])
+def test_an_out_whose_elements_lie_apart_is_written(strides):
+    buffer = np.zeros(400, np.float32)
+    out = as_strided(buffer[80:], (8, 8), strides)
+    x = np.random.default_rng(0).standard_normal((8, 8), np.float32)
+    assert attention(x, x, x, out=out) is out
+    assert_same_bits(out, attention(x, x, x))
+
+
+def test_a_copy_of_a_broadcast_key_is_as_small_as_what_is_there():
+    """32 heads of one key whose elements lie apart: 1 head is copied, not 32."""
+    rng = np.random.default_rng(0)
+    one = rng.standard_normal((1, 1, 1000, 128), np.float32)[..., ::2]
+    key = np.broadcast_to(one, (1, 32, 1000, 64))
+    query = rng.standard_normal((1, 32, 1, 64), np.float32)
+    expected = attention(query, np.ascontiguousarray(key), np.ascontiguousarray(key))
+    tracemalloc.start()
+    output = attention(query, key, key)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert_same_bits(output, expected)
+    assert peak < 4 * one.nbytes
+
+
+@pytest.mark.parametrize("n_q", [1, 10])
+@pytest.mark.parametrize("masked", [False, True])
+def test_keys_that_a_window_hides_cost_no_memory(isa, n_q, masked):
+    n_kv = 2**40
+    key = as_strided(np.ones(4, np.float32), (n_kv, 4), (0, 4))
+    mask = as_strided(np.ones(1, bool), (n_q, n_kv), (0, 0)) if masked else None
+    query = np.ones((n_q, 4), np.float32)
+    options = {"attn_mask": mask, "window": (9, 0), "causal_offset": n_kv - n_q}
+    assert (attention(query, key, key, **options) == 1).all()
+    assert attn_engine.explain(query, key, key, **options)["scratch_bytes"] < 2**24
+
+
+# --- what is no array -----------------------------------------------------------------------------
+
+
+class NoText(TypeError):
+    """An error like those of JAX, made of the symbol and not of a text."""
+
+    def __init__(self, symbol):
+        super().__init__(f"{symbol.name} has no numbers")
+
+
+class Symbol:
+    name = "a symbol"
+
+    def __array__(self, *_, **__):
+        raise NoText(self)
+
+
+@pytest.mark.parametrize("base", ["Tracer", "FakeTensor", "KerasTensor"])
+def test_a_symbol_of_a_traced_program_is_refused_with_the_way_out(base):
+    symbol = type("Traced", (type(base, (), {}),), {})()
+    refuses(TypeError, ["query: got a Traced", "traced", "callback"], attention, symbol, 1, 1)
+
+
+def test_an_error_of_any_class_is_told_again():
+    refuses(TypeError, ["query: cannot be read", "a symbol has no"], attention, Symbol(), 1, 1)
+
+
+@pytest.mark.parametrize(
+    "extra, package",
+    [("autograd",) * 2, ("torch",) * 2, ("onnx", "ml_dtypes"), ("onnx", "onnx.reference.op_run")],
+)
+def test_a_missing_package_is_named_with_its_extra(extra, package):
+    use = f"import attn_engine.interop.{extra} as x; getattr(x, 'reference_ops', int)()"
+    code = f"import sys; sys.modules[{package!r}] = None; {use}"
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert f"pip install 'attn_engine[{extra}]'" in done.stderr.splitlines()[-1]
+
+
+def test_a_tensor_of_another_dtype_is_converted_by_its_own_method():
+    torch = pytest.importorskip("torch")
+    tensor = torch.zeros(2, 4)
+    refuses(TypeError, ["key: ", "key.to(query.dtype)"], attention, tensor, tensor.double(), tensor)
+    refuses(
+        TypeError,
+        ["key: ", "key.astype(query.dtype)"],
+        attention,
+        tensor,
+        ones(2, 4, dtype=float),
+        tensor,
+    )
+    lengths = torch.ones(1, 1)
+    refuses(
+        TypeError, ["key_lengths: ", "key_lengths.to(torch.int64)"],
+        attention, *(tensor[None, None],) * 3, key_lengths=lengths,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("value", [10**5000, ("int8", "float16")], ids=["digits", "pair"])
+def test_a_dtype_or_storage_that_is_none_is_told_in_our_words(value):
+    refuses(ValueError, ["storage: got "], attn_engine.KVCache, 1, 1, 4, 8, storage=value)
+
+
+def test_a_dtype_that_numpy_cannot_read_is_told_in_our_words():
+    refuses(TypeError, ["dtype: got "], attn_engine.KVCache, 1, 1, 4, 8, dtype=("int8", "float16"))
+
+
+class Wrapped:
+    """What a module of torch says of itself when it keeps a parameter under another name."""
+
+    num_heads, dropout, add_zero_attn, batch_first = 2, 0.0, False, False
+
+    def __init__(self, name):
+        self.name = name
+
+    def state_dict(self):
+        return {self.name: np.zeros((24, 8), np.float32)}
+
+
+@pytest.mark.parametrize(
+    "name, what, way",
+    [
+        ("_orig_mod.in_proj_weight", "compiled", "pass module._orig_mod"),
+        ("parametrizations.in_proj_weight.original", "parametrised", "remove_parametrizations"),
+        ("in_proj_weight_orig", "pruned", "prune.remove"),
+        ("out_proj.weight_g", "with weight_norm", "remove_weight_norm"),
+    ],
+)
+def test_a_module_whose_parameters_lie_elsewhere_is_refused_with_the_way_out(name, what, way):
+    from_torch = attn_engine.MultiheadAttention.from_torch
+    refuses(ValueError, ["module: a ", what, name, way], from_torch, Wrapped(name))
+
+
+# --- rows that see nothing, or NaN ----------------------------------------------------------------
+
+
+def test_an_lse_that_marks_an_empty_row_by_inf_is_refused():
+    refuses(
+        ValueError, ["lses[1]: got inf at index (0,)", "-np.inf"],
+        merge_attention, [[[1.0]], [[2.0]]], [[0.0], [np.inf]],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("options", [{"mask": [[True, True, False, False]]}, {"lengths": [2]}])
+def test_a_row_of_softmax_that_sees_nan_is_nan_throughout(isa, dtype, options):
+    options = {name: np.array(value) for name, value in options.items()}
+    assert np.isnan(softmax(np.array([[1, np.nan, 2, 3]], dtype), **options)).all()
+    assert not np.isnan(softmax(np.array([[1, 1, np.nan, 3]], dtype), **options)).any()
+
+
+def test_lse_of_a_padded_query_row_is_that_of_no_key_even_with_a_sink(isa, n_q):
+    x = np.zeros((1, 1, n_q, 4), np.float32)
+    result = attention(
+        x, x, x, query_lengths=np.array([1]), sinks=np.float32([0.5]), return_lse=True
+    )
+    assert (result.lse[0, 0, 1:] == -np.inf).all() and (result.output[0, 0, 1:] == 0).all()
+
+
+@pytest.mark.parametrize("value", [2, -1, 0.5])
+def test_onnx_is_causal_is_0_or_1(value):
+    onnx = pytest.importorskip("attn_engine.interop.onnx")
+    x = np.zeros((1, 1, 2, 4), np.float32)
+    refuses(ValueError, ["is_causal: got"], onnx.attention, x, x, x, is_causal=value)
+
+
+def test_a_diagnosis_sees_the_dtype_of_out():
+    x = ones(2, 4, 5, 8)
+    tensors = {"query": x, "key": x, "value": x}
+    refuses(
+        ValueError, ["out: dtype float64, expected float32"],
+        attn_engine.diagnose, "sdpa", **tensors, out=ones(2, 4, 5, 8, dtype=float),
+    )  # fmt: skip
+    assert attn_engine.diagnose("sdpa", **tensors, out=ones(2, 4, 5, 8)).error is None
+    assert attn_engine.diagnose("sdpa", **tensors, out=ones(2, 4, 5, 9)).error.tensor == "out"

@@ -1,0 +1,200 @@
+"""The walls of the house, read from the source files: who imports whom, who may use what."""
+
+import ast
+import ctypes
+import re
+from pathlib import Path
+
+import pytest
+
+from attn_engine import _core
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "src" / "attn_engine"
+C_FILES = sorted((ROOT / "csrc").glob("*.[ch]"))
+PYTHON_FILES = sorted(
+    p for name in ("src", "tests", "benchmarks", "examples") for p in (ROOT / name).rglob("*.py")
+)
+
+# A module imports only modules before it.
+LAYERS = [
+    *("_core", "_load", "keywords", "shapes", "routes", "forms", "repairs", "misfits"),
+    *("shapes_attention", "shapes_classic", "arrays", "options", "weights", "viz", "results"),
+    *("analysis", "outputs", "problem", "packed", "config", "projected", "problem_classic"),
+    *("problem_additive", "additive", "multiplicative", "monotonic", "dot_product"),
+    *("problem_backward", "backward", "varlen", "merge", "projection"),
+    *("problem_classic_backward", "classic_backward"),
+    *("facts", "cache_kind", "pages", "pools", "problem_cache", "cache", "rotary"),
+    *("layer_kind", "parameters", "problem_multihead", "multihead_backward", "multihead"),
+    *("plans", "doctor", "__init__"),
+]
+# Programs on top of the package: they use it, and it knows nothing of them.
+EXTRAS = ["bench", "cli", "demo", "interop", "report", "__main__"]
+
+# What only its owner may mention, in the C sources.
+OWNERS = {
+    r"\bomp_|<omp\.h>": ["cpus.c", "run.c"],
+    r"#pragma omp": ["run.c"],
+    r"\b(malloc|calloc|realloc|aligned_alloc|posix_memalign|free)\b": ["run.c"],
+    r"\bpthread_": ["run.c"],
+    r"\bgetenv\b": [],  # the environment is read by config.py
+    r"cpuid|__builtin_cpu_|xgetbv": ["isa.c"],
+    r"\b_mm\d*_|\b__m\d+|immintrin|arm_neon|\bv(ld|st)1q?_": ["simd_avx2.h", "simd_avx512.h"],
+    r"\b(printf|fprintf|puts|abort|exit)\b": [],
+}
+KERNELS = [
+    *("prefill.c", "decode.c", "softmax.c", "additive.c", "append.c", "backward.c"),
+    "additive_backward.c",
+]
+
+
+def code(path):
+    """A C file without its comments."""
+    return re.sub(r"/\*.*?\*/|//[^\n]*", "", path.read_text(), flags=re.DOTALL)
+
+
+def imports(path):
+    """Names of the package's own modules that a module imports, wherever it does."""
+    found, depth = set(), len(path.relative_to(PACKAGE).parts)
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level or not (node.module or "").startswith("attn_engine"), path
+            if node.level == depth and node.module is None:
+                found |= {alias.name for alias in node.names}
+            elif node.level == depth:
+                found.add(node.module.split(".")[0])
+        elif isinstance(node, ast.Import):
+            assert not any(alias.name.startswith("attn_engine") for alias in node.names), path
+    return found
+
+
+def test_every_module_has_its_layer():
+    modules = {p.stem for p in PACKAGE.glob("*.py")} | {
+        p.parent.name for p in PACKAGE.glob("*/*.py")
+    }
+    references = {"reference", "reference_backward", "reference_classic", "reference_multihead"}
+    references |= {"reference_backward_classic"}
+    assert modules == {*LAYERS[1:], *EXTRAS, *references}
+
+
+@pytest.mark.parametrize("module", LAYERS[1:])
+def test_imports_run_one_way(module):
+    files = [*PACKAGE.glob(f"{module}.py"), *PACKAGE.glob(f"{module}/*.py")]
+    assert files
+    assert set().union(*map(imports, files)) <= set(LAYERS[: LAYERS.index(module)])
+
+
+def test_the_demo_is_imported_by_the_command_line_alone():
+    assert [p.name for p in PACKAGE.rglob("*.py") if "demo" in imports(p)] == ["cli.py"]
+
+
+def test_the_reference_stands_alone():
+    assert imports(PACKAGE / "reference.py") == set()
+    assert imports(PACKAGE / "reference_classic.py") == {"reference"}
+    assert imports(PACKAGE / "reference_backward.py") == {"reference"}
+    assert imports(PACKAGE / "reference_backward_classic.py") == {"reference_classic"}
+    assert imports(PACKAGE / "reference_multihead.py") == {"reference"}
+
+
+def test_the_binding_is_the_only_way_to_c_and_imports_no_module():
+    binding = (PACKAGE / "_core.pyx").read_text()
+    assert not re.search(
+        r"^\s*(from \.|from attn_engine|import attn_engine)", binding, re.MULTILINE
+    )
+    assert [p.name for p in PACKAGE.rglob("*.py") if "ctypes" in p.read_text()] == []
+
+
+@pytest.mark.parametrize("pattern", OWNERS)
+def test_c_features_stay_with_their_owner(pattern):
+    users = [p.name for p in C_FILES if re.search(pattern, code(p))]
+    assert set(users) <= set(OWNERS[pattern])
+
+
+def test_c_includes_run_one_way():
+    """run and isa see no numbers, kernels see no threads, primitives see no plan."""
+    for path in C_FILES:
+        included = set(re.findall(r'#include "(\w+\.h)"', code(path)))
+        if path.name in ("cpus.c", "run.c", "isa.c"):
+            assert included == {"internal.h"}
+        elif path.name == "plan.c":
+            assert included == {"internal.h", "mask.h"}
+        elif path.suffix == ".h" and path.name not in ("internal.h", "attn_engine.h", "block.h"):
+            assert "internal.h" not in included, path.name
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_kernel_object_exports_its_descriptor_alone(name):
+    source = code(ROOT / "csrc" / name)
+    outside = re.sub(r"^\{.*?^\}|\{[^{}]*\}", "", source, flags=re.DOTALL | re.MULTILINE)
+    local = ("static", "INLINE", "typedef", "extern", "struct", "enum", "#", " ", "}", ")")
+    exported = [line for line in outside.splitlines() if line and not line.startswith(local)]
+    assert len(exported) == 1, exported
+    assert exported[0].startswith(f"const attn_kernel ATTN_KERNEL({name.removesuffix('.c')})")
+
+
+def test_every_exported_c_name_has_the_prefix():
+    for path in C_FILES:
+        if path.suffix == ".c" and path.name not in KERNELS:
+            functions = r"^(?!static|[A-Z_]+\()\w[\w *]*?(\w+)\("
+            names = re.findall(functions, code(path), re.MULTILINE)
+            assert names and all(name.startswith("attn_") for name in names), (path.name, names)
+
+
+def test_the_extension_shows_nothing_but_its_module():
+    library = ctypes.CDLL(_core.__file__)
+    assert hasattr(library, "PyInit__core")
+    names = set().union(*(re.findall(r"\battn_\w+", code(p)) for p in C_FILES))
+    labels = [
+        f"{kernel.removesuffix('.c')}_{d}_{isa}"
+        for kernel in KERNELS
+        for d in _core.DTYPES
+        for isa in _core.ISAS
+    ]
+    shown = [n for n in (*names, *labels) if hasattr(library, n) or hasattr(library, f"attn_{n}")]
+    assert "attn_attend" in names and shown == []
+
+
+def test_compiler_flags():
+    lines = (ROOT / "CMakeLists.txt").read_text()
+    assert "-ffp-contract=off" in lines
+    assert not re.search(r"-ffast-math|-Ofast|-funsafe|-ffinite|-fassociative|-flto|IPO", lines)
+    rows = re.findall(r"^\s*attn_add_isa\((.*?)\)", lines, re.MULTILINE | re.DOTALL)
+    outside = lines
+    for row in rows:
+        outside = outside.replace(row, "")
+    assert not re.search(r"(?<!\w)-m[a-z]", outside)
+    assert [row.split()[0] for row in rows] == list(_core.ISAS)
+    assert rows[0].split()[0] == "scalar" and " -m" not in rows[0]  # runs on any processor
+
+
+# --- size ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "path", [*C_FILES, *PYTHON_FILES, PACKAGE / "_core.pyx"], ids=lambda p: str(p.relative_to(ROOT))
+)
+def test_files_are_short(path):
+    assert len(path.read_text().splitlines()) <= 400
+
+
+@pytest.mark.parametrize("path", PYTHON_FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_python_functions_are_short(path):
+    long = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef):
+            body = node.body[1:] if ast.get_docstring(node) else node.body
+            if body and body[-1].end_lineno - body[0].lineno + 1 > 60:
+                long.append(node.name)
+    assert long == []
+
+
+@pytest.mark.parametrize("path", C_FILES, ids=lambda p: p.name)
+def test_c_functions_are_short(path):
+    start, long = None, []
+    for n, line in enumerate(path.read_text().splitlines(), 1):
+        if re.match(r"[A-Za-z].*\{$", line):
+            start = n
+        elif line.startswith("}") and start:
+            long += [start] if n - start + 1 > 60 else []
+            start = None
+    assert long == []
