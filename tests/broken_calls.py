@@ -7,9 +7,9 @@ from broken_shapes import RIGHT
 from broken_shapes_classic import Alike
 
 from attn_engine import KVCache, MultiheadAttention, ProjectedKeys
-from attn_engine.doctor.arguments import FLOATS, INTEGERS, MASKS, SEVERAL
-from attn_engine.doctor.checks import split
-from attn_engine.doctor.operations import OPERATIONS
+from attn_engine.diagnosis.dry_run import split
+from attn_engine.diagnosis.operations import OPERATIONS
+from attn_engine.diagnosis.placeholders import FLOATS, INTEGERS, MASKS, SEVERAL
 
 
 def array(name, shape, rng):

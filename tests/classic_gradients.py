@@ -18,7 +18,7 @@ import numpy as np
 from oracle import ulp
 
 import attn_engine
-from attn_engine import reference_backward_classic
+from attn_engine.reference import recurrent_backward as reference_backward_classic
 
 INPUTS = {
     "additive": ("query", "keys", "W_a", "U_a", "v_a", "values"),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from multihead import Call, random_call
 
-from attn_engine.projection import rows_of
+from attn_engine.linear import rows_of
 
 ROUNDOFF = np.finfo(np.float32).eps / 2
 TENSORS = ("query", "key", "value")
