@@ -1,24 +1,31 @@
 """Attention on CPUs: NumPy in, NumPy out."""
 
 from ._load import version as __version__
-from .additive import additive_attention, concat_attention, project_keys
-from .backward import scaled_dot_product_attention_backward
-from .cache import KVCache
-from .classic_backward import (
+from .cache.kv_cache import KVCache
+from .config import get_isa, get_num_threads, set_isa, set_num_threads, show_config
+from .diagnosis.diagnose import Diagnosis, diagnose
+from .dot_product.attention import scaled_dot_product_attention
+from .dot_product.backward import scaled_dot_product_attention_backward
+from .dot_product.merge import merge_attention
+from .dot_product.rotary import rotary_embedding
+from .dot_product.self_attention import self_attention
+from .dot_product.softmax import softmax
+from .dot_product.varlen import (
+    scaled_dot_product_attention_varlen,
+    scaled_dot_product_attention_varlen_backward,
+)
+from .multihead.layer import MultiheadAttention
+from .plans import explain
+from .recurrent.additive import additive_attention, concat_attention, project_keys
+from .recurrent.backward import (
     additive_attention_backward,
     concat_attention_backward,
     dot_attention_backward,
     general_attention_backward,
 )
-from .config import get_isa, get_num_threads, set_isa, set_num_threads, show_config
-from .doctor import Diagnosis, diagnose
-from .dot_product import scaled_dot_product_attention, self_attention, softmax
-from .merge import merge_attention
-from .monotonic import monotonic_attention
-from .multihead import MultiheadAttention
-from .multiplicative import dot_attention, general_attention
-from .plans import explain
-from .projected import ProjectedKeys
+from .recurrent.luong import dot_attention, general_attention
+from .recurrent.monotonic import monotonic_attention
+from .recurrent.prepared_keys import ProjectedKeys
 from .results import (
     AdditiveGradients,
     AttentionGradients,
@@ -35,12 +42,7 @@ from .results import (
     SelfAttentionResult,
     WeightsResult,
 )
-from .rotary import rotary_embedding
-from .shapes import ShapeError
-from .varlen import (
-    scaled_dot_product_attention_varlen,
-    scaled_dot_product_attention_varlen_backward,
-)
+from .shapes.words import ShapeError
 
 __all__ = [
     "AdditiveGradients",

@@ -19,9 +19,9 @@ import numpy as np
 
 from . import __version__, config, diagnose, get_num_threads, show_config
 from .bench.files import BadInput
-from .doctor.arguments import SEVERAL, TENSORS
-from .doctor.operations import OPERATIONS
-from .options import check_threads
+from .diagnosis.operations import OPERATIONS
+from .diagnosis.placeholders import SEVERAL, TENSORS
+from .inputs.options import check_threads
 
 FORMULA_TOLERANCE = 1e-12  # the sentence is float64
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from . import _core
-from .options import check_threads
+from .inputs.options import check_threads
 
 _THREADS_VARIABLE = "ATTN_ENGINE_NUM_THREADS"
 _ISA_VARIABLE = "ATTN_ENGINE_ISA"

@@ -3,15 +3,22 @@
 import inspect
 from typing import Any
 
-from . import _core, packed, problem, problem_additive, problem_cache, problem_classic
-from .additive import additive_attention, concat_attention
-from .cache import KVCache
+from . import _core
+from .cache import checks as cache_checks
+from .cache.kv_cache import KVCache
 from .config import resolve_threads
-from .dot_product import scaled_dot_product_attention, self_attention
-from .multihead import MultiheadAttention
-from .multiplicative import dot_attention, general_attention
-from .outputs import Problem
-from .varlen import scaled_dot_product_attention_varlen
+from .dot_product import checks as dot_product_checks
+from .dot_product import varlen_checks
+from .dot_product.attention import scaled_dot_product_attention
+from .dot_product.self_attention import prepare as prepare_self_attention
+from .dot_product.self_attention import self_attention
+from .dot_product.varlen import scaled_dot_product_attention_varlen
+from .inputs.call import Problem
+from .multihead.layer import MultiheadAttention
+from .recurrent import additive_checks
+from .recurrent import checks as luong_checks
+from .recurrent.additive import additive_attention, concat_attention
+from .recurrent.luong import dot_attention, general_attention
 
 
 def _self_attention(
@@ -19,14 +26,14 @@ def _self_attention(
     **options: Any,
 ) -> Problem:  # fmt: skip
     """Attention of the projections, before they are made."""
-    return problem.self_attention(
+    return prepare_self_attention(
         x, (W_q, W_k, W_v), num_heads, num_kv_heads, attn_mask, **options
     )[0]
 
 
 def _attend(self: KVCache, query: Any, attn_mask: Any, **options: Any) -> Problem:
     """Attention over what a cache holds."""
-    return problem_cache.attention(self._kind, *self._state, query, attn_mask, **options)
+    return cache_checks.attention(self._kind, *self._state, query, attn_mask, **options)
 
 
 def _layer(
@@ -36,17 +43,17 @@ def _layer(
     """Attention within a layer; its products are made."""
     masks = (key_padding_mask, attn_mask, is_causal)
     _, options, heads = self._prepared((query, key, value), masks, threads)
-    return problem.attention(*heads, enable_gqa=True, threads=threads, **options)
+    return dot_product_checks.attention(*heads, enable_gqa=True, threads=threads, **options)
 
 
 # Who checks a function's arguments and makes the core's of them, and who describes what comes out.
 _PLANS = {
-    scaled_dot_product_attention: (problem.attention, _core.explain),
-    scaled_dot_product_attention_varlen: (packed.packed_attention, _core.explain),
-    additive_attention: (problem_additive.additive, _core.explain_additive),
-    concat_attention: (problem_additive.concat, _core.explain_additive),
-    dot_attention: (problem_classic.dot, _core.explain),
-    general_attention: (problem_classic.general, _core.explain),
+    scaled_dot_product_attention: (dot_product_checks.attention, _core.explain),
+    scaled_dot_product_attention_varlen: (varlen_checks.packed_attention, _core.explain),
+    additive_attention: (additive_checks.additive, _core.explain_additive),
+    concat_attention: (additive_checks.concat, _core.explain_additive),
+    dot_attention: (luong_checks.dot, _core.explain),
+    general_attention: (luong_checks.general, _core.explain),
     self_attention: (_self_attention, _core.explain),
     KVCache.attend: (_attend, _core.explain),
     MultiheadAttention.forward: (_layer, _core.explain),

@@ -17,7 +17,7 @@ from support.gradients import (
 from support.oracle import assert_same_bits
 
 import attn_engine
-from attn_engine import reference_backward
+from attn_engine.reference import dot_product_backward as reference_backward
 
 EVERYTHING = {
     "window": (60, 9),

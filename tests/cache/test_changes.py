@@ -6,7 +6,7 @@ from support.cached import Model, check_pages, pages_of, stored_tokens
 from support.oracle import assert_same_bits
 
 from attn_engine import KVCache
-from attn_engine.pages import Pages, no_pages
+from attn_engine.cache.page_table import Pages, no_pages
 
 FORMS = {
     "one page": {},

@@ -14,12 +14,12 @@ from support.oracle import assert_same_bits
 from support.process_programs import raises
 
 import attn_engine
-import attn_engine.cache
 from attn_engine import KVCache
+from attn_engine.cache import kv_cache
 
 SOURCES = {
     str(Path(attn_engine.__file__).parent / f"{name}.py")
-    for name in ("cache", "pages", "pools", "problem_cache")
+    for name in ("cache/kv_cache", "cache/page_table", "cache/memory", "cache/checks")
 }
 FORMS = {
     "one page": {"capacity": 400},
@@ -136,7 +136,7 @@ def test_an_operation_that_ends_anywhere_is_done_or_was_never_begun(form, name, 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
 def test_an_append_that_the_core_ends_midway(form, storage, error, monkeypatch):
     """Some of its tokens are written by then, of one entry, in any part of it."""
-    core = attn_engine.cache._append
+    core = kv_cache._append
     for name in ("append one", "append some", "append ragged", "append many", "append to shared"):
         cache, done = used(form, storage), used(form, storage)
         if name == "append to shared":
@@ -157,7 +157,7 @@ def test_an_append_that_the_core_ends_midway(form, storage, error, monkeypatch):
                 raise error
 
             with monkeypatch.context() as patch:
-                patch.setattr(attn_engine.cache, "_append", ends_midway)
+                patch.setattr(kv_cache, "_append", ends_midway)
                 try:
                     append(cache)
                     break  # it has one part

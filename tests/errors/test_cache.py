@@ -261,8 +261,8 @@ def test_memory_that_the_system_refuses_is_asked_for_before_tables_are_filled(mo
     def fill(*arguments):
         raise AssertionError("tables are made")
 
-    monkeypatch.setattr("attn_engine.cache.make_pools", refuse)
-    monkeypatch.setattr("attn_engine.cache.no_pages", fill)
+    monkeypatch.setattr("attn_engine.cache.kv_cache.make_pools", refuse)
+    monkeypatch.setattr("attn_engine.cache.kv_cache.no_pages", fill)
     with pytest.raises(MemoryError, match="^Unable to allocate"):
         KVCache(**GOOD)
 

@@ -9,7 +9,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from attn_engine import arrays, scaled_dot_product_attention, softmax
+from attn_engine import scaled_dot_product_attention, softmax
+from attn_engine.inputs import arrays
 
 CPU, CUDA, PINNED = 1, 2, 3
 BFLOAT = 4  # DLPack's type code

@@ -11,7 +11,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from attn_engine import dot_product, reference
+from attn_engine import reference
+from attn_engine.dot_product.attention import attention as dot_product
 
 try:
     import onnx

@@ -9,8 +9,8 @@ from support.multihead import CONFIGURATIONS, DRAWS, Call, make_inputs, make_lay
 from support.oracle import assert_same_bits
 
 from attn_engine import MultiheadAttention, scaled_dot_product_attention
-from attn_engine.problem_multihead import check_inputs, engine_masks
-from attn_engine.projection import project_inputs
+from attn_engine.linear import project_inputs
+from attn_engine.multihead.checks import check_inputs, engine_masks
 
 # Of results of size 1 or so, after products with sums of a dozen terms.
 TOLERANCE = {"float64": 1e-12, "float32": 1e-5, "float16": 3e-3, "bfloat16": 2e-2}

@@ -11,7 +11,7 @@ from support.multihead import make_inputs, make_layer
 from support.oracle import assert_same_bits
 
 from attn_engine import MultiheadAttention, ShapeError
-from attn_engine.layer_kind import LayerKind
+from attn_engine.multihead.settings import LayerKind
 
 
 def test_names_order_and_shapes():

@@ -11,7 +11,7 @@ from support.memory import after_an_unreadable_page, before_an_unreadable_page, 
 from support.oracle import assert_same_bits
 
 from attn_engine import _core, scaled_dot_product_attention_backward
-from attn_engine.problem_backward import attention_backward
+from attn_engine.dot_product.backward_checks import attention_backward
 
 
 def arguments(training):

@@ -11,7 +11,7 @@ from support.oracle import compute_type
 
 import attn_engine
 from attn_engine import MultiheadAttention, explain
-from attn_engine.doctor.operations import OPERATIONS
+from attn_engine.diagnosis.operations import OPERATIONS
 from attn_engine.interop import onnx
 
 SCORES = {"attn_mask": (8, 10, 12), "alibi_slopes": (8,), "sinks": (8,), "softcap": 30.0}

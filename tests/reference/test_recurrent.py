@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from attn_engine import reference_classic
+from attn_engine.reference import recurrent as reference_classic
 
 RNG = np.random.default_rng(0)
 T_DEC, T_ENC, D_S, D_H, D_ATTN, D_V = 3, 4, 2, 3, 6, 2

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from support.recurrent_gradients import random_training
 
-from attn_engine import reference_classic
+from attn_engine.reference import recurrent as reference_classic
 
 
 def loss(training, changed):

@@ -28,8 +28,8 @@ from attn_engine import (
     project_keys,
     scaled_dot_product_attention,
 )
-from attn_engine.doctor.arguments import FLOATS, INTEGERS, MASKS
-from attn_engine.doctor.operations import OPERATIONS
+from attn_engine.diagnosis.operations import OPERATIONS
+from attn_engine.diagnosis.placeholders import FLOATS, INTEGERS, MASKS
 
 CHANGES = (
     "use ",

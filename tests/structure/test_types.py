@@ -15,7 +15,8 @@ import pytest
 from support import typed_calls
 
 import attn_engine
-from attn_engine import KVCache, keywords, results
+from attn_engine import KVCache, results
+from attn_engine.inputs import keywords
 
 ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", "docs/tutorial.md", "docs/howto.md"]

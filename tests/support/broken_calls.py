@@ -5,9 +5,9 @@ from inspect import signature
 import numpy as np
 
 from attn_engine import KVCache, MultiheadAttention, ProjectedKeys
-from attn_engine.doctor.arguments import FLOATS, INTEGERS, MASKS, SEVERAL
-from attn_engine.doctor.checks import split
-from attn_engine.doctor.operations import OPERATIONS
+from attn_engine.diagnosis.dry_run import split
+from attn_engine.diagnosis.operations import OPERATIONS
+from attn_engine.diagnosis.placeholders import FLOATS, INTEGERS, MASKS, SEVERAL
 from support.broken_shapes import RIGHT
 from support.broken_shapes_recurrent import Alike
 

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 
 import attn_engine
-from attn_engine import reference, reference_backward
+from attn_engine import reference
+from attn_engine.reference import dot_product_backward as reference_backward
 from support.cases import Problem, make_problem
 from support.oracle import CHAIN, SMALLEST_BLOCK, compute_type, n_dot, ulp
 

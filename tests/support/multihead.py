@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from attn_engine import MultiheadAttention, reference_multihead
+from attn_engine import MultiheadAttention
+from attn_engine.reference import multihead as reference_multihead
 
 DRAWS = 100  # of every configuration
 CONFIGURATIONS = [

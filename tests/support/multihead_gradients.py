@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attn_engine.projection import rows_of
+from attn_engine.linear import rows_of
 from support.multihead import Call, random_call
 
 ROUNDOFF = np.finfo(np.float32).eps / 2

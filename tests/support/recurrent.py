@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from attn_engine import additive_attention, reference_classic
+from attn_engine import additive_attention
+from attn_engine.reference import recurrent as reference_classic
 
 
 def rows(rng, dtype, *shape, size=1.0):

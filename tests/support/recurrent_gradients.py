@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 import attn_engine
-from attn_engine import reference_backward_classic
+from attn_engine.reference import recurrent_backward as reference_backward_classic
 from support.oracle import ulp
 
 INPUTS = {

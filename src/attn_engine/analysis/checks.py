@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..arrays import as_array, as_floats, as_mask
-from ..misfits import check_broadcast
-from ..options import check_count, check_integer
-from ..weights import check_rows, check_weights, held_weights
+from ..inputs.arrays import as_array, as_floats, as_mask
+from ..inputs.options import check_count, check_integer
+from ..inputs.weights import check_rows, check_weights, held_weights
+from ..shapes.single import check_broadcast
 from .summaries import normalized
 
 # What the output was and what it became, both (..., n_q, d_v), to how far it moved, (..., n_q)

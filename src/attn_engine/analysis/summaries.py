@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..options import check_integer, check_real
-from ..weights import check_weights
+from ..inputs.options import check_integer, check_real
+from ..inputs.weights import check_weights
 
 
 class TopKeys(NamedTuple):

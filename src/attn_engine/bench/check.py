@@ -2,8 +2,10 @@
 
 import numpy as np
 
-from .. import reference, reference_backward, reference_multihead
-from .. import reference_classic as classic
+from ..reference import dot_product as reference
+from ..reference import dot_product_backward as reference_backward
+from ..reference import multihead as reference_multihead
+from ..reference import recurrent as classic
 from .cases import Case, Inputs
 
 # Largest error allowed, as a share of the largest right value; every contender must meet it.

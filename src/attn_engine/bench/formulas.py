@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ..additive import additive_attention, concat_attention, project_keys
-from ..multiplicative import dot_attention, general_attention
+from ..recurrent.additive import additive_attention, concat_attention, project_keys
+from ..recurrent.luong import dot_attention, general_attention
 from .cases import Case, Inputs, Unsupported
 
 

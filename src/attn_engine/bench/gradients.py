@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..backward import scaled_dot_product_attention_backward
-from ..dot_product import scaled_dot_product_attention
+from ..dot_product.attention import scaled_dot_product_attention
+from ..dot_product.backward import scaled_dot_product_attention_backward
 from .cases import Case, Inputs, dense_mask
 
 

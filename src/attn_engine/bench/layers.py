@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..multihead import MultiheadAttention
+from ..multihead.layer import MultiheadAttention
 from .cases import Case, Inputs
 
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .. import additive_attention, project_keys
-from ..projected import ProjectedKeys
+from ..recurrent.prepared_keys import ProjectedKeys
 from ..viz import to_text
 from .gru import gru
 

@@ -16,7 +16,7 @@ except ImportError as error:
         "attn_engine.interop.autograd needs autograd: pip install 'attn_engine[autograd]'"
     ) from error
 
-from ..keywords import No, PackedTensorKeywords, TensorKeywords, Yes
+from ..inputs.keywords import No, PackedTensorKeywords, TensorKeywords, Yes
 from ..results import AttentionResult, ContextResult, LseResult, WeightsResult, attention_result
 from . import differentiable
 from .differentiable import Differentiable

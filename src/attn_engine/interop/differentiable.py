@@ -7,10 +7,13 @@ not given, and a backward over the same arrays and what the forward returned.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from .. import additive, backward, classic_backward, dot_product, multiplicative, varlen
-from ..problem_backward import NAMES as ATTENTION_NAMES
-from ..problem_classic_backward import ADDITIVE, CONCAT, DOT, GENERAL
-from ..projected import ProjectedKeys
+from ..dot_product import attention as dot_product
+from ..dot_product import backward, varlen
+from ..dot_product.backward_checks import NAMES as ATTENTION_NAMES
+from ..recurrent import additive, luong
+from ..recurrent import backward as recurrent_backward
+from ..recurrent.backward_checks import ADDITIVE, CONCAT, DOT, GENERAL
+from ..recurrent.prepared_keys import ProjectedKeys
 
 # What is said of a second derivative.
 ONCE = (
@@ -138,12 +141,12 @@ def _classic(names: tuple[str, ...], forward: Callable, backward: Callable) -> D
 ATTENTION = Differentiable(ATTENTION_NAMES, _attention_forward, _attention_backward)
 PACKED_ATTENTION = Differentiable(PACKED_NAMES, _packed_forward, _packed_backward)
 ADDITIVE_ATTENTION = _classic(
-    ADDITIVE, additive.additive_attention, classic_backward.additive_attention_backward
+    ADDITIVE, additive.additive_attention, recurrent_backward.additive_attention_backward
 )
 CONCAT_ATTENTION = _classic(
-    CONCAT, additive.concat_attention, classic_backward.concat_attention_backward
+    CONCAT, additive.concat_attention, recurrent_backward.concat_attention_backward
 )
 GENERAL_ATTENTION = _classic(
-    GENERAL, multiplicative.general_attention, classic_backward.general_attention_backward
+    GENERAL, luong.general_attention, recurrent_backward.general_attention_backward
 )
-DOT_ATTENTION = _classic(DOT, multiplicative.dot_attention, classic_backward.dot_attention_backward)
+DOT_ATTENTION = _classic(DOT, luong.dot_attention, recurrent_backward.dot_attention_backward)

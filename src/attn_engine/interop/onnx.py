@@ -24,12 +24,19 @@ try:
 except ImportError as error:
     raise ImportError("interop.onnx needs ml_dtypes: pip install 'attn_engine[onnx]'") from error
 
-from ..arrays import as_array, as_floats, as_integers, check_same_dtype, compute_type, rounded_to
-from ..dot_product import scaled_dot_product_attention
-from ..options import check_range
+from ..dot_product.attention import scaled_dot_product_attention
+from ..dot_product.rotary import rotary_embedding as _rotary_embedding
+from ..inputs.arrays import (
+    as_array,
+    as_floats,
+    as_integers,
+    check_same_dtype,
+    compute_type,
+    rounded_to,
+)
+from ..inputs.options import check_range
 from ..plans import explain
-from ..reference import scores_and_visible, visible_sum
-from ..rotary import rotary_embedding as _rotary_embedding
+from ..reference.dot_product import scores_and_visible, visible_sum
 
 # softmax_precision is a value of the standard's enumeration TensorProto.DataType.
 _PRECISIONS = {1: np.float32, 10: np.float16, 11: np.float64, 16: ml_dtypes.bfloat16}

@@ -21,8 +21,8 @@ except ImportError as error:
         "attn_engine.interop.torch needs torch: pip install 'attn_engine[torch]'"
     ) from error
 
-from ..arrays import is_bfloat16
-from ..keywords import No, PackedTensorKeywords, TensorKeywords, Yes
+from ..inputs.arrays import is_bfloat16
+from ..inputs.keywords import No, PackedTensorKeywords, TensorKeywords, Yes
 from ..results import AttentionResult, ContextResult, LseResult, WeightsResult, attention_result
 from . import differentiable
 from .differentiable import Differentiable

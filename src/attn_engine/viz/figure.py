@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..weights import check_weights
+from ..inputs.weights import check_weights
 from .labels import check_both_tokens, check_text, cut, one_head, shown
 
 if TYPE_CHECKING:

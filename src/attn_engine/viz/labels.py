@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..options import check_integer, shown_value
+from ..inputs.options import check_integer, shown_value
 
 OPEN_BOX = "\u2423"  # a space at an end, which many tokenizers make
 ELLIPSIS = "\u2026"  # the end of a label that is cut

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..weights import check_weights
+from ..inputs.weights import check_weights
 from .labels import check_both_tokens, check_text, shown
 
 AXES = ("layer", "head")

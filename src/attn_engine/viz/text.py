@@ -11,8 +11,8 @@ from typing import TextIO
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..options import check_count, check_flag, shown_value
-from ..weights import check_weights
+from ..inputs.options import check_count, check_flag, shown_value
+from ..inputs.weights import check_weights
 from .labels import (
     can_encode,
     check_both_tokens,

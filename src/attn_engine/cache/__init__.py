@@ -1,0 +1,1 @@
+"""Cached decoding: keys and values of past tokens."""

@@ -1,0 +1,401 @@
+"""`KVCache`: keys and values of a text that grows, kept as the kernels like to read them."""
+
+from __future__ import annotations
+
+from typing import Any, Unpack, overload
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike
+
+from .. import config
+from .._core import append as _append
+from .._core import attend as _attend
+from ..attributes import Fact
+from ..inputs.arrays import CODES, is_walkable
+from ..inputs.keywords import CacheKeywords, No, Yes
+from ..results import AttentionResult, LseResult, WeightsResult, attention_result
+from . import checks
+from .checks import plain_attention as _plain_attention
+from .memory import make_pools
+from .page_table import no_pages
+from .settings import Kind, check_kind
+
+_ndarray = np.ndarray  # bound once for the path that every step of a decoder takes
+
+
+class KVCache:
+    r"""Keys and values of sequences that grow token by token, and attention over them.
+
+    Memory for `capacity` tokens is reserved at once, but only committed by the system as tokens
+    arrive. Each batch entry has a length of its own.
+
+    Parameters
+    ----------
+    batch : int
+        Sequences, e.g. the beams of a search.
+    n_kv_heads : int
+        Heads of keys and values. Queries have a multiple: query head h reads head
+        ``h // (n_heads // n_kv_heads)``.
+    d_qk : int
+        Head size of keys and queries.
+    capacity : int
+        Most tokens of an entry; with `window`, tokens of an entry that are kept at least.
+    d_v : int, optional
+        Head size of values, `d_qk` by default.
+    dtype : dtype
+        float16, bfloat16 (of ml_dtypes), float32 or float64: of keys, values, queries and outputs.
+        16-bit types are computed in float32 and rounded once at the end.
+    storage : {"float32", "float16", "bfloat16", "int8"} or dtype, optional
+        What keys and values are stored as, `dtype` by default; "float64" goes with float64 alone.
+        "int8" has a float32 scale for each token and head, max\|x\| / 127, and stores every
+        component within max\|x\| / 254; outputs on normal data are within 1 % of max\|V\|. A
+        token whose max\|x\| is below 1e-36 is stored as zeros. "float16" makes infinite what is
+        beyond 65504.
+    window : int, optional
+        A query sees only so many keys, its own position's and those before it. Older ones than the
+        last `capacity` tokens are overwritten, so that a text never ends.
+    page_size : int, optional
+        Store each entry in pages of so many tokens, a multiple of 64, taken from one pool as
+        tokens arrive: `reorder` then shares them, and copies only a page that is written to. By
+        default an entry is one page, or with `window` many of 64. At most `capacity`, rounded up.
+
+    Attributes
+    ----------
+    batch, n_kv_heads, d_qk, d_v, capacity, dtype, storage, window, page_size
+        As above; read-only.
+
+    Raises
+    ------
+    ValueError
+        Sizes that are not positive or do not fit together, a storage that does not exist.
+    TypeError
+        An argument is of a wrong kind.
+    MemoryError
+        More than the system can reserve.
+
+    Notes
+    -----
+    Results are those of `scaled_dot_product_attention` over all tokens of an entry, within the
+    same error bound for the numbers as they are stored, and do not depend on how many tokens were
+    appended at a time. A number that is not finite is seen where its token is seen; with "int8" it
+    makes all of its token's key or value NaN.
+
+    Every operation is all or nothing: an error, a signal or no memory leaves the cache as it was.
+    For that a ring has spare pages, for as many tokens as may be appended and attended at once; an
+    append of more doubles its memory while it lasts. A copy (`copy.copy`, `copy.deepcopy`, `pickle`) shares nothing; its bytes are the tokens alone.
+
+    A cache is for one thread at a time: attention may run beside attention, but not beside a
+    method that changes the cache. After `reset` it is usable, whatever was done to it.
+
+    References
+    ----------
+    Pages: Kwon et al., "Efficient Memory Management for Large Language Model Serving with
+    PagedAttention", 2023. Windows: Beltagy et al., "Longformer: The Long-Document Transformer",
+    2020; as a ring: Jiang et al., "Mistral 7B", 2023, section 2.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from attn_engine import KVCache
+    >>> cache = KVCache(batch=1, n_kv_heads=2, d_qk=64, capacity=4096, storage="int8")
+    >>> prompt = np.ones((1, 2, 10, 64), np.float32)
+    >>> cache.append(prompt, prompt)
+    >>> step = np.ones((1, 2, 1, 64), np.float32)
+    >>> cache.append(step, step)
+    >>> query = np.ones((1, 8, 1, 64), np.float32)
+    >>> cache.attend(query).shape, cache.lengths
+    ((1, 8, 1, 64), array([11]))
+    """
+
+    batch, n_kv_heads, d_qk, d_v, capacity = Fact(), Fact(), Fact(), Fact(), Fact()
+    dtype, storage, window, page_size = Fact(), Fact(), Fact(), Fact()
+
+    def __init__(
+        self,
+        batch: int,
+        n_kv_heads: int,
+        d_qk: int,
+        capacity: int,
+        *,
+        d_v: int | None = None,
+        dtype: DTypeLike = np.float32,
+        storage: DTypeLike | None = None,
+        window: int | None = None,
+        page_size: int | None = None,
+    ):
+        self._set_up(
+            check_kind(batch, n_kv_heads, d_qk, capacity, d_v, dtype, storage, window, page_size)
+        )
+
+    def _set_up(self, kind: Kind) -> None:
+        """A cache without tokens.
+
+        All that ever changes is the attribute `_state`, whose value never does: a method prepares
+        another one, writes no slot that has a token, and puts it there at its end. So whatever ends
+        a method early leaves the cache as it was.
+        """
+        self._kind = kind
+        shape = (kind.pages, kind.n_kv_heads, kind.page_size)
+        pools = make_pools(shape, kind.d_qk, kind.d_v, kind.pool_type)  # first: may be refused
+        self._empty = no_pages(kind.batch, kind.columns, kind.pages, kind.page_size, kind.most)
+        self._token_shapes = kind.token_shapes  # what append compares tokens with
+        self._state = self._empty, pools
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For `pickle` and `copy`: the tokens of what is reserved; copies share nothing."""
+        (pages, pools), state = self._state, dict(vars(self))
+        del state["_empty"], state["_token_shapes"]
+        table = pages.table[:, : max(1, *pages.held().tolist())].copy()  # the core wants it dense
+        rows = table, pages.starts, pages.ends
+        return state | {"_kind": self._kind.arguments(), "_state": (rows, pools.tokens(pages))}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Make a cache that has these tokens."""
+        rows, tokens = state["_state"]
+        vars(self).update(state)
+        self._set_up(check_kind(**state["_kind"]))
+        empty, pools = self._state
+        pages = empty.filled(*rows)
+        pools.put_tokens(pages, tokens)
+        self._state = pages, pools
+
+    def append(
+        self,
+        key: ArrayLike,
+        value: ArrayLike,
+        lengths: ArrayLike | None = None,
+        *,
+        num_threads: int | None = None,
+    ) -> None:
+        """Add tokens at the end of every entry.
+
+        Parameters
+        ----------
+        key : array_like, shape (batch, n_kv_heads, n_new, d_qk)
+            Of the cache's dtype, with any strides.
+        value : array_like, shape (batch, n_kv_heads, n_new, d_v)
+            Of the cache's dtype, with any strides.
+        lengths : array_like of int, shape (batch,), optional
+            How many of the n_new tokens each entry really has; those from there on are not read.
+        num_threads : int, optional
+            Upper bound for this call; see `set_num_threads` for the default.
+
+        Raises
+        ------
+        ValueError
+            A shape or a value is wrong, or the cache is full.
+        TypeError
+            An argument is of a wrong kind, or key or value of another dtype.
+        """
+        threads = config.resolve_threads(num_threads)
+        kind, (pages, pools) = self._kind, self._state
+        if (
+            pages.room
+            and lengths is None
+            and type(key) is _ndarray
+            and type(value) is _ndarray
+            and key.dtype is value.dtype
+            and CODES.get(key.dtype) == kind.plain_code
+            and [key.shape, value.shape] == self._token_shapes
+            and (key.flags.carray or is_walkable(key))
+            and (value.flags.carray or is_walkable(value))
+        ):
+            keys, values, key_scales, value_scales = pools
+            _append(
+                key, value, keys, values, key_scales, value_scales, pages.table, pages.ends,
+                pages.one_each, pages.size, kind.code, threads,
+            )  # fmt: skip
+            self._state = pages.with_one(), pools
+            return
+        key, value, counts = checks.check_tokens(kind, pages, key, value, lengths)
+        key, value = (checks.readable(kind, x) for x in (key, value))
+        kept = pages
+        if kind.window and pages.longest and -(-int(counts.max()) // pages.size) > kind.spare:
+            pools, kept = pools.copied(pages), self._empty  # no room beside what is overwritten
+        for start in range(0, key.shape[2], kind.capacity):  # a ring takes no more at a time
+            tokens = slice(start, start + kind.capacity)
+            part = np.minimum(np.maximum(counts - start, 0), kind.capacity)
+            pages, firsts, copies = pages.extended(part, kept)
+            for copy in copies:
+                pools.copy_tokens(pools, *copy, pages.size)
+            _append(
+                key[:, :, tokens], value[:, :, tokens], *pools, pages.table, firsts, part,
+                pages.size, kind.code, threads,
+            )  # fmt: skip
+        self._state = pages, pools
+
+    # fmt: off
+    @overload
+    def attend(self, query: ArrayLike, attn_mask: ArrayLike | None = None, *,
+               return_weights: No = False, return_lse: No = False, **options: Unpack[CacheKeywords],
+               ) -> np.ndarray: ...
+    @overload
+    def attend(self, query: ArrayLike, attn_mask: ArrayLike | None = None, *,
+               return_weights: Yes, return_lse: No = False, **options: Unpack[CacheKeywords],
+               ) -> WeightsResult: ...
+    @overload
+    def attend(self, query: ArrayLike, attn_mask: ArrayLike | None = None, *,
+               return_weights: No = False, return_lse: Yes, **options: Unpack[CacheKeywords],
+               ) -> LseResult: ...
+    @overload
+    def attend(self, query: ArrayLike, attn_mask: ArrayLike | None = None, *,
+               return_weights: Yes, return_lse: Yes, **options: Unpack[CacheKeywords],
+               ) -> AttentionResult: ...
+    @overload
+    def attend(self, query: ArrayLike, attn_mask: ArrayLike | None = None, *,
+               return_weights: bool = ..., return_lse: bool = ..., **options: Unpack[CacheKeywords],
+               ) -> np.ndarray | WeightsResult | LseResult | AttentionResult: ...
+    # fmt: on
+    def attend(
+        self,
+        query: ArrayLike,
+        attn_mask: ArrayLike | None = None,
+        *,
+        is_causal: bool = True,
+        scale: float | None = None,
+        window: tuple[int | None, int | None] | None = None,
+        query_lengths: ArrayLike | None = None,
+        softcap: float = 0.0,
+        alibi_slopes: ArrayLike | None = None,
+        sinks: ArrayLike | None = None,
+        return_weights: bool = False,
+        return_lse: bool = False,
+        out: np.ndarray | None = None,
+        num_threads: int | None = None,
+    ) -> np.ndarray | WeightsResult | LseResult | AttentionResult:
+        """Attend from the last n_q positions of every entry to its tokens.
+
+        Append a token first, then attend from it: query i of an entry with `lengths` tokens stands
+        at position ``lengths - n_q + i`` and sees its own and all before it. Where n_q
+        or `query_lengths` is above `lengths`, the first queries stand before all tokens: causal
+        ones see none of them, and their rows are zeros.
+
+        Parameters
+        ----------
+        query : array_like, shape (batch, n_heads, n_q, d_qk)
+            Of the cache's dtype, with any strides.
+        attn_mask : array_like, optional
+            Broadcastable to (batch, n_heads, n_q, n_kv), with n_kv the largest of `lengths`. As in
+            `scaled_dot_product_attention`.
+        is_causal : bool
+            Whether later tokens than a query's own are hidden. False is for tokens that are all
+            known, those of an encoder for example.
+        window : (left, right), optional
+            A query at position p sees key j only if ``-left <= j - p <= right``; the cache's own
+            window holds as well.
+        query_lengths : array_like of int, shape (batch,), optional
+            Queries from there on are padding; the last real one stands at an entry's last token.
+            After ``append(key, value, lengths)`` these are the same `lengths`.
+        scale, softcap, alibi_slopes, sinks, return_lse, out, num_threads
+            As in `scaled_dot_product_attention`, with positions in the text for ALiBi.
+        return_weights : bool
+            Also return the weights, (batch, n_heads, n_q, n_kv): 0 for what was overwritten.
+
+        Returns
+        -------
+        output : ndarray, shape (batch, n_heads, n_q, d_v), in the cache's dtype
+            Returned alone, or with what else was asked for, as of `scaled_dot_product_attention`.
+
+        Raises
+        ------
+        ValueError
+            A shape or a value is wrong; a window names keys that are overwritten.
+        TypeError
+            An argument is of a wrong kind, or query of another dtype.
+        """
+        threads = config.resolve_threads(num_threads)
+        pages, pools = self._state
+        if (
+            attn_mask is None
+            and window is None
+            and query_lengths is None
+            and alibi_slopes is None
+            and sinks is None
+            and out is None
+            and type(softcap) is float
+            and softcap == 0.0
+            and return_weights is False
+            and return_lse is False
+        ):
+            plain = _plain_attention(self._kind, pages, pools, query, is_causal, scale, threads)
+            if plain is not None:
+                _attend(*plain)
+                return plain[3]
+        call = checks.attention(
+            self._kind, pages, pools, query, attn_mask, is_causal=is_causal, scale=scale,
+            window=window, query_lengths=query_lengths, softcap=softcap, alibi_slopes=alibi_slopes,
+            sinks=sinks, return_weights=return_weights, return_lse=return_lse, out=out,
+            threads=threads,
+        )  # fmt: skip
+        _attend(*call.arguments)
+        weights = checks.over_all_tokens(pages, call.weights, self.dtype)
+        return attention_result(call.deliver(), weights, call.lse)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """How many tokens each entry has, those included that a ring has overwritten: (batch,).
+
+        The position of the token that comes next. A copy, read-only.
+        """
+        lengths = self._state[0].lengths()
+        lengths.setflags(write=False)
+        return lengths
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes reserved for keys, values and scales."""
+        return self._state[1].nbytes
+
+    def truncate(self, lengths: ArrayLike) -> None:
+        """Forget the tokens of each entry from position lengths[b] on.
+
+        Parameters
+        ----------
+        lengths : array_like of int, shape (batch,)
+            At most those before. With a `window`, what the next token sees must still be there; 0
+            begins anew.
+
+        Raises
+        ------
+        ValueError
+            A shape or a value is wrong.
+        TypeError
+            The numbers are not integers.
+        """
+        pages, pools = self._state
+        kept = checks.check_kept(self._kind, pages, lengths)
+        self._state = pages.truncated(kept), pools
+
+    def reset(self) -> None:
+        """Forget all tokens; memory stays reserved."""
+        self._state = self._empty, self._state[1]
+
+    def reorder(self, batch_index: ArrayLike) -> None:
+        """Let entry b go on from what entry ``batch_index[b]`` was, for all entries at once.
+
+        Tokens are shared until an entry that shares its last page appends: it copies that page,
+        which without `page_size` is all it has.
+
+        Parameters
+        ----------
+        batch_index : array_like of int, shape (batch,)
+            E.g. the beams that the best continuations come from.
+
+        Raises
+        ------
+        ValueError
+            A shape or a value is wrong.
+        TypeError
+            The numbers are not integers.
+        """
+        pages, pools = self._state
+        index = checks.check_order(self._kind, batch_index)
+        self._state = pages.reordered(index), pools
+
+    def __repr__(self) -> str:
+        """Sizes, types and how full it is."""
+        lengths = self.lengths
+        return (
+            f"KVCache({self._kind.described()}): {lengths.min()} to {lengths.max()} tokens, "
+            f"{self.nbytes / 1e6:.1f} MB"
+        )

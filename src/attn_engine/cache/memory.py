@@ -1,0 +1,100 @@
+"""The memory of a cache: keys, values and their scales, in pages."""
+
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+
+from .._core import KEY_TILE
+from ..inputs.arrays import F32
+from ..shapes.words import Shape
+from .page_table import Pages
+
+_LINE = 64  # bytes: no vector in a tile shall straddle two cache lines
+
+
+class Pools(NamedTuple):
+    """As the core takes them: (pages, n_kv_heads, numbers of a page), page_size * d or page_size."""
+
+    keys: np.ndarray
+    values: np.ndarray
+    key_scales: np.ndarray | None
+    value_scales: np.ndarray | None
+
+    def copy_tokens(
+        self, target: "Pools", from_page: int, to_page: int, tokens: int, page_size: int
+    ) -> None:
+        """Copy the first tokens of a page, which are in its first tiles, to one of `target`."""
+        for pool, other in zip(self.arrays(), target.arrays(), strict=True):
+            stop = pool.shape[2] // page_size * _tiled(tokens)
+            other[to_page, :, :stop] = pool[from_page, :, :stop]
+
+    def copied(self, pages: Pages) -> "Pools":
+        """The same tokens in memory of its own."""
+        pools = Pools(
+            *(None if pool is None else _aligned(pool.shape, pool.dtype) for pool in self)
+        )
+        for page, tokens in pages.used():
+            self.copy_tokens(pools, page, page, tokens, pages.size)
+        return pools
+
+    def tokens(self, pages: Pages) -> list[np.ndarray]:
+        """What pages hold, one after the other: for each pool (n_kv_heads, tokens, d)."""
+        numbers = []
+        for pool in self.arrays():
+            heads, d = pool.shape[1], pool.shape[2] // pages.size
+            parts = [np.empty((heads, 0, d), pool.dtype)]
+            for page, tokens in pages.used():
+                tiles = self._tiles(pool, page, tokens, d)
+                parts.append(tiles.reshape(heads, -1, d)[:, :tokens])
+            numbers.append(np.concatenate(parts, axis=1))
+        return numbers
+
+    def put_tokens(self, pages: Pages, numbers: list[np.ndarray]) -> None:
+        """Fill pages with what `tokens` gave."""
+        for pool, each in zip(self.arrays(), numbers, strict=True):
+            heads, _, d = each.shape
+            start = 0
+            for page, tokens in pages.used():
+                padded = np.zeros((heads, _tiled(tokens), d), pool.dtype)
+                padded[:, :tokens] = each[:, start : start + tokens]
+                tiles = self._tiles(pool, page, tokens, d)
+                tiles[...] = padded.reshape(tiles.shape)
+                start += tokens
+
+    def _tiles(self, pool: np.ndarray, page: int, tokens: int, d: int) -> np.ndarray:
+        """The first tokens of a page as they lie, (n_kv_heads, tiles, KEY_TILE, d): a view."""
+        part = pool[page, :, : _tiled(tokens) * d]
+        if pool is self.keys:
+            return part.reshape(len(part), -1, d, KEY_TILE).swapaxes(2, 3)
+        return part.reshape(len(part), -1, KEY_TILE, d)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes reserved."""
+        return sum(pool.nbytes for pool in self.arrays())
+
+    def arrays(self) -> list[np.ndarray]:
+        """Those that are there."""
+        return [pool for pool in self if pool is not None]
+
+
+def make_pools(shape: Shape, d_qk: int, d_v: int, dtype: np.dtype) -> Pools:
+    """Pools for keys and values; `shape` is (pages, n_kv_heads, page_size), integers get scales."""
+    *heads, page_size = shape
+    keys, values = (_aligned((*heads, page_size * d), dtype) for d in (d_qk, d_v))
+    scales = (_aligned(shape, F32) if dtype == np.int8 else None for _ in range(2))
+    return Pools(keys, values, *scales)
+
+
+def _tiled(tokens: int) -> int:
+    """Slots of the tiles that so many tokens lie in."""
+    return -(-tokens // KEY_TILE) * KEY_TILE
+
+
+def _aligned(shape: Shape, dtype: np.dtype) -> np.ndarray:
+    """Memory that is not touched yet, from the beginning of a cache line on."""
+    size = prod(shape) * dtype.itemsize
+    room = np.empty(size + _LINE, np.uint8)
+    first = -room.__array_interface__["data"][0] % _LINE
+    return room[first : first + size].view(dtype).reshape(shape)

@@ -1,0 +1,1 @@
+"""What is wrong with a call, and the code that mends it."""

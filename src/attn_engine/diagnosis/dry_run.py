@@ -1,0 +1,368 @@
+"""The checks of a call without its work: they raise what the call would, or say what it gives.
+
+There are no rules here. Every function checks `out` last, before it computes or copies anything, so
+a call with an `out` that never fits runs all checks and nothing else; its error says what the result
+will be.
+"""
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..cache import checks as cache_checks
+from ..cache import settings as cache_settings
+from ..cache.kv_cache import KVCache
+from ..cache.memory import Pools
+from ..cache.page_table import Pages, no_pages
+from ..cache.settings import Kind
+from ..config import resolve_threads
+from ..dot_product import backward_checks
+from ..dot_product.attention import scaled_dot_product_attention
+from ..dot_product.merge import check_parts
+from ..dot_product.self_attention import prepare as prepare_self_attention
+from ..dot_product.varlen import scaled_dot_product_attention_varlen
+from ..inputs.arrays import as_array, compute_type, native
+from ..inputs.options import check_flag, check_layout, check_share
+from ..multihead import settings as layer_settings
+from ..multihead.checks import check_inputs, check_masks
+from ..multihead.layer import MultiheadAttention
+from ..recurrent import additive_checks
+from ..recurrent.backward_checks import as_arrays, check_cotangents
+from ..recurrent.monotonic import check_alignment
+from ..shapes.words import Shape, ShapeError, axes_of, batch_words, in_words
+
+Results = dict[str, tuple[Shape, str]]  # shapes of what a call gives, and the words for their axes
+_NEVER_FITS = np.empty(())
+_NO_POOLS = Pools(None, None, None, None)  # which are not read before `out`
+
+
+def _without_work(call: Callable, out: Any, arguments: dict[str, Any]) -> tuple[Shape, str]:
+    """What a call gives, from its error about `out`; any other error is raised."""
+    try:
+        call(**arguments, out=_NEVER_FITS)
+    except ShapeError as error:
+        if error.tensor != "out":
+            raise
+        if out is not None:
+            _check_out(call, out, arguments)
+        return error.expected, error.axes
+    raise AssertionError("no result has the shape ()")
+
+
+def _check_out(call: Callable, out: Any, arguments: dict[str, Any]) -> None:
+    """Raise what is wrong with the shape and dtype of `out`, of which a read-only view is passed."""
+    if not isinstance(out, np.ndarray):
+        call(**arguments, out=out)  # of a wrong kind
+    like = np.broadcast_to(np.empty((), out.dtype), out.shape)
+    try:
+        call(**arguments, out=like)
+    except ValueError as error:
+        if not str(error).startswith("out: the array is read-only"):
+            raise
+
+
+def by_out(
+    call: Callable, result: str, weights: Callable[[dict[str, Any]], dict[str, int]] | None = None
+) -> Callable[..., Results]:
+    """The checks of a function with `out`; `weights` says the axes of those of a right call."""
+
+    def check(out: Any = None, **arguments: Any) -> Results:
+        results = {result: _without_work(call, out, arguments)}
+        if weights is not None:
+            sizes = weights(arguments)
+            results["weights"] = (tuple(sizes.values()), in_words(tuple(sizes)))
+        return results
+
+    return check
+
+
+def merge(outputs: Any, lses: Any, layout: Any = "bhsd") -> Results:
+    """`merge_attention` as far as checks go."""
+    arrays, lses = check_parts(outputs, lses, check_layout(layout))
+    shape = arrays[0].shape
+    if layout == "bshd" and len(shape) > 2:
+        shape = (*shape[:-3], shape[-2], shape[-3], shape[-1])
+    return {
+        "merged.output": (shape, "that of outputs[0]"),
+        "merged.lse": (lses[0].shape, "(..., n_heads, n_q)"),
+    }
+
+
+def monotonic(p_choose: Any, previous_alignment: Any, mode: Any = "parallel") -> Results:
+    """`monotonic_attention` as far as checks go."""
+    p, _ = check_alignment(p_choose, previous_alignment, mode)
+    return {"alignment": (p.shape, "that of p_choose")}
+
+
+def project_keys(keys: Any, U_a: Any, num_threads: Any = None) -> Results:
+    """`project_keys` as far as checks go."""
+    resolve_threads(num_threads)
+    keys, U_a = additive_checks.check_keys(keys, U_a)
+    shape = keys.shape if U_a is None else (*keys.shape[:-1], len(U_a))
+    return {"prepared.projected": (shape, "(..., d_attn)")}
+
+
+def sdpa_weights(right: dict[str, Any]) -> dict[str, int]:
+    """(..., n_heads, n_q, n_kv)."""
+    query, key = np.shape(right["query"]), np.shape(right["key"])
+    bshd = right.get("layout") == "bshd"
+    batch, n_heads, n_q, _ = axes_of(query, bshd)
+    sizes = dict(zip(batch_words(len(batch)), batch, strict=True))
+    heads = {"n_heads": n_heads} if len(query) > 2 else {}
+    return sizes | heads | {"n_q": n_q, "n_kv": axes_of(key, bshd).n}
+
+
+def classic_weights(right: dict[str, Any]) -> dict[str, int]:
+    """(batch, num_heads, T_dec, T_enc), as far as there are these axes."""
+    query, keys = np.shape(right["query"]), np.shape(getattr(right["keys"], "keys", right["keys"]))
+    words = ("batch", "T_dec") if len(keys) == 3 else ("T_dec",)
+    sizes = dict(zip(words, query[:-1], strict=False))
+    heads = right.get("num_heads", 1)
+    if heads > 1:
+        batch = {"batch": sizes.pop("batch")} if "batch" in sizes else {}
+        sizes = batch | {"num_heads": heads} | sizes
+    return sizes | {"T_enc": keys[-2]}
+
+
+def self_weights(right: dict[str, Any]) -> dict[str, int]:
+    """(..., num_heads, n, n)."""
+    *batch, n, _ = np.shape(right["x"])
+    sizes = dict(zip(batch_words(len(batch)), batch, strict=True))
+    heads = right.get("num_heads", 1)
+    return sizes | ({"num_heads": heads} if heads > 1 else {}) | {"n_q": n, "n_kv": n}
+
+
+def self_attention(
+    x: Any,
+    W_q: Any,
+    W_k: Any,
+    W_v: Any,
+    num_heads=1,
+    num_kv_heads=None,
+    attn_mask=None,
+    **options: Any,
+) -> None:
+    """`self_attention` as far as checks go; its heads side by side."""
+    try:
+        prepare_self_attention(
+            x, (W_q, W_k, W_v), num_heads, num_kv_heads, attn_mask, no_room, **options
+        )
+    except ShapeError as error:
+        if error.tensor == "out":
+            *rows, heads, d_v = error.expected
+            axes = in_words((*batch_words(len(rows) - 1), "n", "num_heads * d_v"))
+            raise ShapeError(error.args[0], "", "out", (), (*rows, heads * d_v), axes) from None
+        raise
+
+
+def no_room(shape: Shape, dtype: np.dtype) -> np.ndarray:
+    """An array of that shape that holds one number."""
+    return np.broadcast_to(np.zeros((), dtype), shape)
+
+
+def varlen(call: Callable) -> Callable[..., Results]:
+    """The checks of packed sequences, where shapes alone say how many but not where they begin."""
+    check = by_out(call, "output")
+
+    def with_starts(**arguments: Any) -> Results:
+        shapes = [arguments[name] for name in ("cu_seqlens_q", "cu_seqlens_k")]
+        of_one = (2,)  # as good as many, if nothing else says how many there are
+        if shapes[0] == shapes[1] and _of_several(shapes[0]) and not _by_sequence(arguments):
+            shapes = [of_one, of_one]
+        for name, packed, shape in zip(
+            ("cu_seqlens_q", "cu_seqlens_k"), ("query", "key"), shapes, strict=True
+        ):
+            if isinstance(shape, tuple):
+                arguments[name] = starts(shape, (*np.shape(arguments[packed]), 0)[0])
+        return check(**arguments)
+
+    return with_starts
+
+
+def _of_several(shape: Any) -> bool:
+    """Whether this is a shape, that of starts of more than one sequence."""
+    return isinstance(shape, tuple) and len(shape) == 1 and shape[0] > 2
+
+
+def _by_sequence(arguments: dict[str, Any]) -> bool:
+    """Whether an option may have a number for each sequence."""
+    return arguments.get("alibi_slopes") is not None or np.ndim(arguments.get("causal_offset")) > 0
+
+
+def starts(shape: Shape, total: int) -> np.ndarray:
+    """Cumulated lengths of sequences of which the last has all rows."""
+    array = np.zeros(shape, np.int64)
+    if array.ndim == 1:
+        array[-1:] = total
+    return array
+
+
+def multihead(layer: MultiheadAttention | None = None, **arguments: Any) -> Results:
+    """Make a layer and call it, as far as checks go; with a layer, its parameters are looked at too."""
+    mended = arguments.keys() & layer_settings.NAMES
+    arguments = {name: value for name, value in arguments.items() if name not in mended}
+    makes, call = split(MultiheadAttention, arguments)
+    made = _with_defaults(MultiheadAttention, makes)
+    check_share("dropout", made.pop("dropout"))
+    np.random.default_rng(made.pop("rng"))
+    kind = layer_settings.check_kind(**made)
+    for flag in ("need_weights", "average_attn_weights", "is_causal"):
+        check_flag(flag, call.get(flag, False))
+    resolve_threads(call.get("num_threads"))
+    if layer is not None:
+        layer.check_parameters(but=mended)
+    features = (kind.embed_dim, kind.kdim, kind.vdim)
+    tensors = (call[name] for name in ("query", "key", "value"))
+    masks = {name: call.get(name) for name in ("key_padding_mask", "attn_mask")}
+    inputs = check_inputs(*tensors, kind.dtype, features, kind.batch_first, **masks)
+    check_masks(*masks.values(), inputs, kind.num_heads, compute_type(kind.dtype))
+    batch, n_q, n_kv = inputs.scores
+    if not inputs.batched:
+        return {
+            "output": ((n_q, kind.embed_dim), "(n_q, embed_dim)"),
+            "weights": ((n_q, n_kv), "(n_q, n_kv)"),
+        }
+    axes = ("batch", "n_q") if kind.batch_first else ("n_q", "batch")
+    return {
+        "output": (inputs.query.shape, in_words((*axes, "embed_dim"))),
+        "weights": ((batch, n_q, n_kv), "(batch, n_q, n_kv)"),
+    }
+
+
+def split(made: type, arguments: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The arguments that make a layer or a cache, and those of its call."""
+    makes = inspect.signature(made).parameters.keys() & arguments.keys()
+    call = {name: value for name, value in arguments.items() if name not in makes}
+    return {name: arguments[name] for name in makes}, call
+
+
+def _with_defaults(called: Callable, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments, and the defaults of others."""
+    bound = inspect.signature(called).bind(**arguments)
+    bound.apply_defaults()
+    return dict(bound.arguments)
+
+
+def of_cache(check: Callable[..., Results], full: bool) -> Callable[..., Results]:
+    """The checks of a method of a cache: of the caller's, or of one that is made, full or empty."""
+
+    def made(cache: KVCache | None = None, **arguments: Any) -> Results:
+        if cache is not None:
+            return check(cache._kind, cache._state[0], **arguments)
+        makes, arguments = split(KVCache, arguments)
+        kind = cache_settings.check_kind(**_with_defaults(KVCache, makes))
+        # One page has as many tokens.
+        pages = no_pages(kind.batch, 1, kind.batch, kind.capacity, kind.most)
+        if full:
+            pages, *_ = pages.extended(np.full(kind.batch, kind.capacity), pages)
+        return check(kind, pages, **arguments)
+
+    return made
+
+
+def _lengths(kind: Kind) -> Results:
+    """What methods that change a cache leave."""
+    return {"cache.lengths": ((kind.batch,), "(batch,)")}
+
+
+def append(
+    kind: Kind, pages: Pages, key: Any, value: Any, lengths: Any = None, num_threads: Any = None
+) -> Results:
+    """`KVCache.append` as far as checks go."""
+    resolve_threads(num_threads)
+    cache_checks.check_tokens(kind, pages, key, value, lengths)
+    return _lengths(kind)
+
+
+def attend(kind: Kind, pages: Pages, out: Any = None, **arguments: Any) -> Results:
+    """`KVCache.attend` as far as checks go."""
+    arguments = _with_defaults(partial(KVCache.attend, None), arguments)
+    threads = resolve_threads(arguments.pop("num_threads"))
+    del arguments["out"]
+    call = partial(cache_checks.attention, kind, pages, _NO_POOLS, threads=threads)
+    output = _without_work(call, out, arguments)
+    sizes = dict(zip(("batch", "n_heads", "n_q"), np.shape(arguments["query"])[:3], strict=True))
+    sizes["n_kv"] = int(pages.lengths().max())
+    return {"output": output, "weights": (tuple(sizes.values()), in_words(tuple(sizes)))}
+
+
+def truncate(kind: Kind, pages: Pages, lengths: Any) -> Results:
+    """`KVCache.truncate` as far as checks go."""
+    cache_checks.check_kept(kind, pages, lengths)
+    return _lengths(kind)
+
+
+def reorder(kind: Kind, pages: Pages, batch_index: Any) -> Results:
+    """`KVCache.reorder` as far as checks go."""
+    cache_checks.check_order(kind, batch_index)
+    return _lengths(kind)
+
+
+def sdpa_backward(
+    grad_output: Any,
+    output: Any,
+    lse: Any,
+    grad_weights: Any = None,
+    grad_lse: Any = None,
+    needs: Any = backward_checks.NAMES,
+    **forward: Any,
+) -> Results:
+    """`scaled_dot_product_attention_backward` as far as checks go."""
+    backward_checks.check_needs(needs, backward_checks.NAMES)
+    shape, _ = _without_work(scaled_dot_product_attention, None, forward)
+    weights = tuple(sdpa_weights(forward).values())
+    dtype = native(as_array("query", forward["query"]).dtype)
+    bshd = forward.get("layout") == "bshd" and len(shape) > 2
+    given = grad_output, output, lse, grad_weights, grad_lse
+    returned = backward_checks.returned(shape, weights, bshd)
+    backward_checks.check_given(given, returned, dtype)
+    return _gradients(forward, backward_checks.NAMES)
+
+
+def varlen_backward(
+    grad_output: Any,
+    output: Any,
+    lse: Any,
+    grad_lse: Any = None,
+    needs: Any = backward_checks.NAMES,
+    **forward: Any,
+) -> Results:
+    """`scaled_dot_product_attention_varlen_backward` as far as checks go."""
+    backward_checks.check_needs(needs, backward_checks.NAMES)
+    shape, _ = varlen(scaled_dot_product_attention_varlen)(**forward)["output"]
+    dtype = native(as_array("query", forward["query"]).dtype)
+    given = grad_output, output, lse, None, grad_lse
+    backward_checks.check_given(given, backward_checks.returned_packed(shape), dtype)
+    return _gradients(forward, backward_checks.NAMES)
+
+
+def classic_backward(forward: Callable, names: tuple[str, ...]) -> Callable[..., Results]:
+    """The checks of the backward pass of a recurrent network's attention."""
+
+    def check(
+        grad_context: Any,
+        weights: Any,
+        grad_weights: Any = None,
+        needs: Any = names,
+        **arguments: Any,
+    ) -> Results:
+        backward_checks.check_needs(needs, names)
+        inputs = {name: x for name, x in arguments.items() if name in names}
+        arguments |= as_arrays(inputs, without=("v_scale",))
+        shape, _ = _without_work(forward, None, arguments)
+        of_weights = tuple(classic_weights(arguments).values())
+        dtype = native(arguments["query"].dtype)
+        batched = np.ndim(arguments["keys"]) == 3
+        check_cotangents(shape, of_weights, batched, dtype, grad_context, weights, grad_weights)
+        return _gradients(arguments, names)
+
+    return check
+
+
+def _gradients(arguments: dict[str, Any], names: tuple[str, ...]) -> Results:
+    """A gradient for each argument that is there, of its shape."""
+    given = {name: arguments[name] for name in names if arguments.get(name) is not None}
+    return {f"gradients.{n}": (np.shape(x), f"that of {n}") for n, x in given.items()}

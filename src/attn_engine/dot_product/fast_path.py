@@ -1,0 +1,64 @@
+"""The common call of attention, answered in about a microsecond; whatever is unusual goes to checks."""
+
+from math import sqrt
+from typing import Any
+
+import numpy as np
+
+from .._core import UNBOUNDED
+from ..inputs.arrays import CODES, F32, LARGEST, is_walkable
+from ..shapes.words import Shape
+
+# Bound once: the hot path below asks for them at every call.
+_ndarray, _empty = np.ndarray, np.empty
+_MAX_SCALE = LARGEST[F32]
+
+
+def plain_attention(
+    query: Any, key: Any, value: Any, is_causal: Any, scale: Any, enable_gqa: Any, threads: int
+) -> tuple | None:
+    """The core's arguments if nothing is unusual about these, else None; never an error."""
+    if not (type(query) is _ndarray and type(key) is _ndarray and type(value) is _ndarray):
+        return None
+    dtype = query.dtype
+    code = CODES.get(dtype)
+    if code is None or key.dtype is not dtype or value.dtype is not dtype:
+        return None
+    q_shape, k_shape, v_shape = query.shape, key.shape, value.shape
+    same = q_shape == k_shape == v_shape
+    if not (
+        1 < len(q_shape) < 5
+        and q_shape[-1]
+        and (same or _plainly_fit(q_shape, k_shape, v_shape, enable_gqa))
+        and (query.flags.carray or is_walkable(query))
+        and (key.flags.carray or is_walkable(key))
+        and (value.flags.carray or is_walkable(value))
+    ):
+        return None
+    if scale is None:
+        scale = 1.0 / sqrt(q_shape[-1])
+    elif type(scale) is not float or not -_MAX_SCALE <= scale <= _MAX_SCALE:
+        return None
+    if type(is_causal) is not bool or type(enable_gqa) is not bool:
+        return None
+    out = _empty(q_shape if same else q_shape[:-1] + v_shape[-1:], dtype)
+    right = 0 if is_causal else UNBOUNDED
+    return (
+        query, key, value, out, None, None, None, None, None, None, None,
+        scale, 0, UNBOUNDED, right, code, False, threads, None,
+    )  # fmt: skip
+
+
+def _plainly_fit(query: Shape, key: Shape, value: Shape, enable_gqa: bool) -> bool:
+    """Whether unequal shapes are fine in layout bhsd; False may also mean too unusual to tell."""
+    if key[:-1] != value[:-1] or len(key) != len(query) or key[-1] != query[-1]:
+        return False
+    if key[:-2] == query[:-2]:
+        return True
+    return (
+        enable_gqa
+        and len(query) > 2
+        and key[:-3] == query[:-3]
+        and key[-3] > 0
+        and query[-3] % key[-3] == 0
+    )

@@ -1,0 +1,1 @@
+"""What comes in, for every function: arrays, options, the checked call."""

@@ -1,0 +1,87 @@
+"""Where results go: the caller's `out`, checked, and arrays in the few axes that the core takes."""
+
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..shapes.words import Shape, ShapeError
+from .arrays import is_walkable, overlap, overlaps_itself
+
+
+class Problem(NamedTuple):
+    """A checked call: what the core takes, and the arrays it will have filled."""
+
+    arguments: tuple
+    output: np.ndarray
+    weights: np.ndarray | None
+    lse: np.ndarray | None
+    spill: np.ndarray | None  # the caller's `out`, where the core can only fill `output` for it
+
+    def deliver(self) -> np.ndarray:
+        """The array the caller gets, after the core has run."""
+        if self.spill is None:
+            return self.output
+        with np.errstate(all="ignore"):  # of 16 bits, where the output was computed wider
+            self.spill[...] = self.output
+        return self.spill
+
+
+def check_out(
+    out: Any, shape: Shape, dtype: np.dtype, inputs: dict[str, np.ndarray | None], axes: str
+) -> None:
+    """`out` can take the result, exactly, without touching an input; `axes` are words for `shape`."""
+    if out is None:
+        return
+    if not isinstance(out, np.ndarray) or isinstance(out, np.ma.MaskedArray):
+        raise TypeError(f"out: got an object of type {type(out).__name__}, expected a NumPy array")
+    if out.shape != shape:
+        raise ShapeError(
+            f"out: shape {out.shape}, expected {shape}, which is {axes}",
+            f"pass np.empty({shape}, {dtype.name!r})",
+            "out", out.shape, shape, axes,
+        )  # fmt: skip
+    if out.dtype != dtype:
+        raise ValueError(
+            f"out: dtype {out.dtype}, expected {dtype} in native byte order; "
+            f"pass np.empty({shape}, {dtype.name!r})"
+        )
+    if not out.flags.writeable:
+        raise ValueError("out: the array is read-only, expected one that can be written; copy it")
+    if overlaps_itself(out):
+        raise ValueError(
+            "out: its elements share memory (a broadcast or overlapping view); pass a real array"
+        )
+    for name, array in inputs.items():
+        if array is not None and overlap(out, array):
+            raise ValueError(f"out: shares memory with {name}; pass an array of its own")
+
+
+def destination(
+    out: np.ndarray | None, shape: Shape, dtype: np.dtype, core_shape: Shape
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """What will hold the result, the view of it for the core, and the `out` to copy it to."""
+    if out is not None:
+        target = out.view(np.ndarray).reshape(core_shape)
+        if is_walkable(target) and np.may_share_memory(target, out):
+            return out, target, None
+    output = np.empty(shape, dtype)
+    return output, output.reshape(core_shape), out
+
+
+def flat_shape(shape: Shape, kept: int) -> Shape:
+    """`shape` with everything before the last `kept` axes in one, if there are several."""
+    return shape if len(shape) <= kept + 1 else (prod(shape[:-kept]), *shape[-kept:])
+
+
+def flat(array: np.ndarray, kept: int) -> np.ndarray:
+    """`array` in `flat_shape`, as a view where its strides allow."""
+    if array.ndim <= kept + 1:
+        return array
+    shape = flat_shape(array.shape, kept)
+    if not array.size:  # all strides are 0, though nothing is repeated
+        return array.reshape(shape)
+    once = [slice(1) if stride == 0 else slice(None) for stride in array.strides[-kept:]]
+    few = array[(..., *once)]
+    few = few.reshape(shape[0], *few.shape[-kept:])
+    return few if few.shape == shape else np.broadcast_to(few, shape)

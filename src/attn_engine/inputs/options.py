@@ -1,0 +1,393 @@
+"""The arguments beside the tensors: flags, numbers, windows, lengths, sinks, checked one by one.
+
+Each function takes what the caller passed and returns what the core reads, or raises: TypeError for
+a wrong kind, ValueError for a wrong value or shape.
+"""
+
+import operator
+from math import inf, prod, sqrt
+from numbers import Real
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .._core import UNBOUNDED
+from ..shapes.single import wrong_shape
+from ..shapes.words import Shape, ShapeError, batch_words, in_words
+from .arrays import LARGEST, as_array, as_floats, as_integers, distinct, rounded_to
+
+# No axis of an array in memory is longer: a wider window is no limit, and sums cannot overflow.
+_LONGEST = 2**48
+# Times the longest distance it is still a finite bias in every compute type.
+_STEEPEST = 2.0**64
+# No machine runs more, and a team larger than the system can start would end the process.
+_MOST_THREADS = 1024
+
+
+def check_threads(name: str, value: Any) -> int:
+    """An explicit number of threads."""
+    count = check_integer(name, value, "a whole number of threads")
+    if not 1 <= count <= _MOST_THREADS:
+        raise ValueError(
+            f"{name}: got {count}, expected 1 to {_MOST_THREADS}, or None for the default"
+        )
+    return count
+
+
+def check_count(name: str, value: Any) -> int:
+    """A number of things of which there is at least one."""
+    count = check_integer(name, value, "a whole number above 0")
+    if count < 1:
+        raise ValueError(f"{name}: got {count}, expected at least 1")
+    return count
+
+
+def check_flag(name: str, value: Any) -> bool:
+    """A boolean argument; 0 and 1 are more often a slip of position."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name}: got {shown_value(value)}, expected True or False")
+    return bool(value)
+
+
+def check_integer(name: str, value: Any, expected: str) -> int:
+    """An integer argument; True is not 1 here."""
+    if not isinstance(value, bool):
+        try:
+            return operator.index(value)
+        except TypeError:
+            pass
+    raise TypeError(f"{name}: got {shown_value(value)}, expected {expected}")
+
+
+def shown_value(value: Any) -> str:
+    """What was got, short enough for a message."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python refuses to write integers of thousands of digits
+        text = ""
+    return text if 0 < len(text) < 50 else f"an object of type {type(value).__name__}"
+
+
+def check_layout(layout: Any) -> bool:
+    """Whether heads come after the sequence axis."""
+    if not isinstance(layout, str):
+        raise TypeError(f'layout: got {shown_value(layout)}, expected "bhsd" or "bshd"')
+    if layout not in ("bhsd", "bshd"):
+        raise ValueError(
+            f'layout: got {layout!r}, expected "bhsd" for (batch, heads, n, d) or "bshd" for '
+            f"(batch, n, heads, d)"
+        )
+    return layout == "bshd"
+
+
+def check_real(name: str, value: Any, expected: str) -> float:
+    """A real number as a float; True is not 1 here."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise TypeError(f"{name}: got {shown_value(value)}, expected {expected}")
+    try:
+        return float(value)
+    except OverflowError:  # an integer beyond any float
+        return inf
+
+
+def check_share(name: str, value: Any) -> float:
+    """The share of the weights to drop."""
+    share = check_real(name, value, "a real number, 0.0 to drop nothing")
+    if not 0 <= share < 1:
+        raise ValueError(f"{name}: got {shown_value(value)}, expected at least 0 and less than 1")
+    return share
+
+
+def check_dropout(dropout_p: Any, dropout_seed: Any) -> tuple[float, int]:
+    """The share of weights to drop, and the seed that decides which."""
+    share = check_share("dropout_p", dropout_p)
+    if dropout_seed is None:
+        if share > 0:
+            raise ValueError(
+                f"dropout_p: got {share} without dropout_seed, the integer that decides what is "
+                f"dropped; pass one, or 0.0 to drop nothing"
+            )
+        return share, 0
+    seed = check_integer("dropout_seed", dropout_seed, "an integer from 0 to 2**64 - 1, or None")
+    if not 0 <= seed < 2**64:
+        raise ValueError(f"dropout_seed: got {shown_value(dropout_seed)}, expected 0 to 2**64 - 1")
+    return share, seed
+
+
+def check_scale(scale: Any, d_qk: int, compute: np.dtype) -> float:
+    """The factor of the scores, finite in the compute type."""
+    if scale is None:
+        return 1.0 / sqrt(d_qk or 1)
+    value = check_real("scale", scale, "a real number or None for 1/sqrt(d_qk)")
+    if not abs(value) <= LARGEST[compute]:
+        raise ValueError(
+            f"scale: got {shown_value(scale)}, expected a number that is finite in {compute}"
+        )
+    return value
+
+
+def check_softcap(softcap: Any, compute: np.dtype) -> float:
+    """What no score may exceed, 0 for no limit; neither 0 nor infinite in the compute type."""
+    value = check_real("softcap", softcap, "a real number, 0.0 for none")
+    if value != 0 and not np.finfo(compute).tiny <= value <= LARGEST[compute]:
+        raise ValueError(
+            f"softcap: got {shown_value(softcap)}, expected a positive number that is finite in "
+            f"{compute}, or 0.0 for none"
+        )
+    return value
+
+
+def check_slopes(slopes: Any, batch: Shape, n_heads: int, compute: np.dtype) -> np.ndarray | None:
+    """ALiBi's slopes, (n_heads,) or (entries, n_heads)."""
+    if slopes is None:
+        return None
+    slopes = as_floats("alibi_slopes", slopes)
+    if slopes.shape not in ((n_heads,), (*batch, n_heads)):
+        what = f"alibi_slopes: shape {slopes.shape}, expected ({n_heads},), a slope for each query head"
+        what += f", or {(*batch, n_heads)}" if batch else ""
+        _check_heads(what, "alibi_slopes", slopes.shape, n_heads)
+        right = {(*batch_words(len(batch)), "n_heads"): (*batch, n_heads), ("n_heads",): (n_heads,)}
+        raise wrong_shape(what, "alibi_slopes", slopes.shape, right, "pass as many as heads")
+    with np.errstate(all="ignore"):
+        wide = slopes.astype(np.float64)  # in float16 the limit would be infinite
+        where, place = _first(~(abs(wide) <= _STEEPEST))
+    if where is not None:
+        raise ValueError(f"alibi_slopes: got {slopes[where]}{place}, expected finite, up to 2**64")
+    flat = slopes if slopes.ndim == 1 else slopes.reshape(prod(batch), n_heads)
+    return np.array(rounded_to(flat, compute), order="C")
+
+
+def check_sinks(sinks: Any, n_heads: int, compute: np.dtype) -> np.ndarray | None:
+    """A logit for each query head, -inf for none."""
+    if sinks is None:
+        return None
+    sinks = as_floats("sinks", sinks)
+    if sinks.shape != (n_heads,):
+        what = f"sinks: shape {sinks.shape}, expected ({n_heads},), a logit for each query head"
+        _check_heads(what, "sinks", sinks.shape, n_heads)
+        right = {("n_heads",): (n_heads,)}
+        raise wrong_shape(what, "sinks", sinks.shape, right, "pass as many as heads")
+    with np.errstate(all="ignore"):
+        where, place = _first(~(sinks < inf))
+    if where is not None:
+        raise ValueError(f"sinks: got {sinks[where]}{place}, expected a number, or -inf for none")
+    # A finite one stays finite in the compute type: only a true -inf is none.
+    limit = LARGEST[compute]
+    wide = sinks.astype(np.float64)
+    return rounded_to(np.where(sinks == -inf, -inf, np.clip(wide, -limit, limit)), compute)
+
+
+def _check_heads(what: str, name: str, shape: Shape, n_heads: int) -> None:
+    """ShapeError if these may be numbers of key heads, which groups of query heads share."""
+    if len(shape) == 1 and shape[0] > 1 and n_heads % shape[0] == 0:
+        raise ShapeError(
+            what,
+            f"use np.repeat({name}, {n_heads // shape[0]}) if they are of the n_kv_heads",
+            name, shape, (n_heads,), "(n_heads,)",
+            code={name: f"np.repeat({name}, {n_heads // shape[0]})"},
+        )  # fmt: skip
+
+
+def check_segments(
+    segment_ids: Any, batch: Shape, n_q: int, n_kv: int
+) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """The numbers of the documents that queries and keys belong to, (entries, n) each."""
+    if segment_ids is None:
+        return None, None
+    advice = "expected (q_ids, kv_ids), for self-attention (ids, ids)"
+    # An array of two rows is more often the ids of two batch entries.
+    if not isinstance(segment_ids, (tuple, list)):
+        raise TypeError(f"segment_ids: got {shown_value(segment_ids)}, {advice}")
+    if len(segment_ids) != 2:
+        raise ValueError(f"segment_ids: got {len(segment_ids)} arrays, {advice}")
+    query_ids, key_ids = segment_ids
+    return (
+        _ids("segment_ids[0]", query_ids, batch, n_q, "n_q"),
+        _ids("segment_ids[1]", key_ids, batch, n_kv, "n_kv"),
+    )
+
+
+def _ids(name: str, value: Any, batch: Shape, n: int, axis: str) -> np.ndarray:
+    """Document numbers of one axis, for every batch entry."""
+    ids = as_integers(name, value)
+    if ids.shape not in ((n,), (*batch, n)):
+        raise wrong_shape(
+            f"{name}: shape {ids.shape}, expected {(*batch, n)}, where {axis} is {n}"
+            + (f", or ({n},) for all batch entries" if batch else ""),
+            name, ids.shape, {(axis,): (n,), (*batch_words(len(batch)), axis): (*batch, n)},
+            f"number each of the {n} rows",
+        )  # fmt: skip
+    where, place = _first(ids > np.iinfo(np.int64).max)
+    if where is not None:
+        raise ValueError(f"{name}: got {ids[where]}{place}, expected less than 2**63")
+    return np.broadcast_to(ids, (*batch, n)).astype(np.int64, order="C").reshape(prod(batch), n)
+
+
+class Extras(NamedTuple):
+    """What few calls have, in the order in which the core reads it."""
+
+    softcap: float
+    alibi_slopes: np.ndarray | None
+    sinks: np.ndarray | None
+    query_segments: np.ndarray | None
+    key_segments: np.ndarray | None
+    dropout_p: float
+    dropout_seed: int
+    query_starts: np.ndarray | None = None
+    key_starts: np.ndarray | None = None
+    longest_q: int = 0
+    longest_kv: int = 0
+    cache: tuple | None = None
+
+
+class Limits(NamedTuple):
+    """Which keys a query may see by position, as the core reads it.
+
+    Query i sees key j of batch entry b iff i < query_lengths[b], j < key_lengths[b] and
+    i + offset - left <= j <= i + offset + right, with offsets[b] for offset where they are given.
+    """
+
+    query_lengths: np.ndarray | None
+    key_lengths: np.ndarray | None
+    offsets: np.ndarray | None
+    offset: int
+    left: int
+    right: int
+
+
+def check_limits(
+    is_causal: Any,
+    causal_offset: Any,
+    window: Any,
+    query_lengths: Any,
+    key_lengths: Any,
+    batch: Shape,
+    n_q: int | np.ndarray,
+    n_kv: int | np.ndarray,
+) -> Limits:
+    """The arguments that say by position what is visible; n_q, n_kv of each entry if packed."""
+    left, right = _window(window)
+    if check_flag("is_causal", is_causal):
+        right = 0
+    queries, keys = n_q, n_kv
+    if query_lengths is not None:
+        queries = check_lengths("query_lengths", query_lengths, batch, n_q, "n_q")
+    if key_lengths is not None:
+        keys = check_lengths("key_lengths", key_lengths, batch, n_kv, "n_kv")
+    offset = _causal_offset(causal_offset, batch, keys - queries)
+    return Limits(
+        None if query_lengths is None else queries,
+        None if key_lengths is None else keys,
+        *((None, offset) if isinstance(offset, int) else (offset, 0)),
+        left,
+        right,
+    )
+
+
+def _window(window: Any) -> tuple[int, int]:
+    """The sides of the window, UNBOUNDED where there is none."""
+    try:
+        left, right = (None, None) if window is None else window
+    except TypeError:
+        raise TypeError(
+            f"window: got {shown_value(window)}, expected (left, right), "
+            f"e.g. (127, 0) for a query's own position and the 127 before it"
+        ) from None
+    except ValueError:
+        raise ValueError(
+            f"window: got {shown_value(window)}, expected two sides (left, right)"
+        ) from None
+    return _side("left", left), _side("right", right)
+
+
+def _side(name: str, side: Any) -> int:
+    """One side of the window."""
+    if side is None:
+        return UNBOUNDED
+    side = check_integer(f"window: {name}", side, "an integer, or None for no limit")
+    if side < 0:
+        raise ValueError(f"window: {name} is {side}, expected 0 or more, or None for no limit")
+    return side if side < 2 * _LONGEST else UNBOUNDED
+
+
+def check_lengths(name: str, value: Any, batch: Shape, n: int, axis: str) -> np.ndarray:
+    """One length for each batch entry, flat; `axis` is the word for the one that n is the size of."""
+    lengths = as_array(name, value)
+    if lengths.shape != (*batch, n):  # a mask, of any dtype, is told what to do
+        lengths = as_integers(name, value)
+    if lengths.shape != batch:
+        what = f"{name}: shape {lengths.shape}, expected {batch}: one length for each batch entry"
+        if lengths.shape != (*batch, n):
+            _check_entries(what, name, lengths.shape, batch)
+        raise wrong_shape(
+            what + ("" if batch else ", and without a batch axis a single integer"),
+            name, lengths.shape, {batch_words(len(batch)): batch},
+            f"of a mask, 1 for what is real, lengths are {name}.sum(-1)"
+            if lengths.shape == (*batch, n)
+            else f"without padding np.full({batch}, {n})",
+        )  # fmt: skip
+    check_range(name, lengths, n, f" ({axis}); clip it")
+    return lengths.astype(np.int64).reshape(-1)
+
+
+def _check_entries(what: str, name: str, shape: Shape, batch: Shape) -> None:
+    """ShapeError if there may be a length for each head of each entry."""
+    entries = prod(batch)
+    if batch and shape[:-1] == batch and shape[-1] > 1:
+        code, axes = f"{name}[..., 0]", in_words((*batch_words(len(batch)), "n_heads"))
+    elif batch and len(shape) == 1 and 0 < entries < shape[0] and shape[0] % entries == 0:
+        code, axes = f"{name}.reshape{(*batch, -1)}[..., 0]", "(batch * n_heads,)"
+    else:
+        return
+    raise ShapeError(
+        what, f"use {code} if it is {axes} and the same for all heads", name, shape, batch,
+        in_words(batch_words(len(batch))), code={name: code},
+    )  # fmt: skip
+
+
+def check_range(name: str, numbers: np.ndarray, highest: int, what: str = "") -> None:
+    """Integers lie between 0 and `highest`; `what` says more of it."""
+    few = distinct(numbers)
+    if few.min(initial=0) < 0 or few.max(initial=0) > highest:
+        where, place = _first((numbers < 0) | (numbers > highest))
+        raise ValueError(f"{name}: got {numbers[where]}{place}, expected 0 to {highest}{what}")
+
+
+def _first(bad: np.ndarray) -> tuple[tuple[int, ...] | None, str]:
+    """Index of the first True and the words for it; None if there is none."""
+    if not bad.any():
+        return None, ""
+    where = tuple(int(i) for i in np.argwhere(bad)[0])
+    place = f" at index {where[0] if len(where) == 1 else where}" if where else ""
+    return where, place
+
+
+def _causal_offset(value: Any, batch: Shape, bottom_right: int | np.ndarray) -> int | np.ndarray:
+    """Where query 0 stands among the keys: one number, or one for each batch entry."""
+    if isinstance(value, str):
+        if value != "bottom_right":
+            raise ValueError(
+                f'causal_offset: got {value!r}, expected "bottom_right", an integer, '
+                f"or one for each batch entry"
+            )
+        return bottom_right
+    if value is None or isinstance(value, bool):
+        raise TypeError(
+            f'causal_offset: got {value}, expected an integer (0 for none) or "bottom_right"'
+        )
+    if isinstance(value, int):
+        lowest = highest = offset = value
+    else:
+        offset = as_integers("causal_offset", value)
+        if offset.shape not in ((), batch):
+            raise wrong_shape(
+                f"causal_offset: shape {offset.shape}, expected one integer or shape {batch}, "
+                f"one for each batch entry",
+                "causal_offset", offset.shape, {batch_words(len(batch)): batch},
+                "pass one integer for all",
+            )  # fmt: skip
+        lowest, highest = offset.min(initial=0), offset.max(initial=0)
+        offset = offset.astype(np.int64).reshape(-1) if offset.ndim else int(offset)
+    if not -_LONGEST <= lowest <= highest <= _LONGEST:
+        raise ValueError("causal_offset: beyond 2**48, farther than any key can be")
+    return offset

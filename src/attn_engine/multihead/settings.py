@@ -1,0 +1,94 @@
+"""What a `MultiheadAttention` is asked to be, checked, and the parameters that follow from it."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..inputs.arrays import as_dtype
+from ..inputs.options import check_count, check_flag
+from ..shapes.words import Shape
+
+# All that some layer has, in torch's order.
+NAMES = (
+    *("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight", "in_proj_bias"),
+    *("bias_k", "bias_v", "out_proj.weight", "out_proj.bias"),
+)
+
+
+class LayerKind(NamedTuple):
+    """The arguments of a layer, checked, and what follows from them."""
+
+    embed_dim: int
+    num_heads: int
+    num_kv_heads: int
+    kdim: int
+    vdim: int
+    bias: bool
+    add_bias_kv: bool
+    add_zero_attn: bool
+    batch_first: bool
+    dtype: np.dtype
+
+    @property
+    def head_dim(self) -> int:
+        """Size of a head of queries, keys and values."""
+        return self.embed_dim // self.num_heads
+
+    @property
+    def kv_dim(self) -> int:
+        """Size of projected keys, and of projected values."""
+        return self.num_kv_heads * self.head_dim
+
+    def shapes(self) -> dict[str, Shape]:
+        """The shape of every parameter, in torch's order."""
+        embed_dim, kv_dim = self.embed_dim, self.kv_dim
+        rows = embed_dim + 2 * kv_dim
+        shapes: dict[str, Shape] = {}
+        if self.kdim == self.vdim == embed_dim:
+            shapes["in_proj_weight"] = (rows, embed_dim)
+        else:
+            shapes["q_proj_weight"] = (embed_dim, embed_dim)
+            shapes["k_proj_weight"] = (kv_dim, self.kdim)
+            shapes["v_proj_weight"] = (kv_dim, self.vdim)
+        if self.bias:
+            shapes["in_proj_bias"] = (rows,)
+        if self.add_bias_kv:
+            shapes["bias_k"] = shapes["bias_v"] = (1, 1, kv_dim)
+        shapes["out_proj.weight"] = (embed_dim, embed_dim)
+        if self.bias:
+            shapes["out_proj.bias"] = (embed_dim,)
+        return shapes
+
+
+def check_kind(
+    embed_dim: Any,
+    num_heads: Any,
+    num_kv_heads: Any,
+    kdim: Any,
+    vdim: Any,
+    bias: Any,
+    add_bias_kv: Any,
+    add_zero_attn: Any,
+    batch_first: Any,
+    dtype: Any,
+) -> LayerKind:
+    """The constructor's arguments."""
+    embed_dim = check_count("embed_dim", embed_dim)
+    num_heads = check_count("num_heads", num_heads)
+    kind = LayerKind(
+        embed_dim,
+        num_heads,
+        num_heads if num_kv_heads is None else check_count("num_kv_heads", num_kv_heads),
+        embed_dim if kdim is None else check_count("kdim", kdim),
+        embed_dim if vdim is None else check_count("vdim", vdim),
+        check_flag("bias", bias),
+        check_flag("add_bias_kv", add_bias_kv),
+        check_flag("add_zero_attn", add_zero_attn),
+        check_flag("batch_first", batch_first),
+        as_dtype(dtype),
+    )
+    for name, of in (("embed_dim", "num_heads"), ("num_heads", "num_kv_heads")):
+        size, divisor = getattr(kind, name), getattr(kind, of)
+        if size % divisor:
+            raise ValueError(f"{name}: {size} is not a multiple of {of}, which is {divisor}")
+    return kind

@@ -1,0 +1,1 @@
+"""Attention of recurrent networks: additive (Bahdanau), Luong's three, monotonic."""

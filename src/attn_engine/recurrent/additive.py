@@ -1,0 +1,242 @@
+"""Additive attention of recurrent networks: the public functions, without arithmetic of their own."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from .. import config
+from .._core import additive as _additive
+from ..inputs.call import Problem
+from ..results import ContextResult
+from . import additive_checks
+from .additive_checks import plain_step as _plain_step
+from .prepared_keys import ProjectedKeys
+
+
+def additive_attention(
+    query: ArrayLike,
+    keys: ArrayLike | ProjectedKeys,
+    W_a: ArrayLike | None,
+    U_a: ArrayLike | None,
+    v_a: ArrayLike,
+    values: ArrayLike | None = None,
+    *,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
+    key_lengths: ArrayLike | None = None,
+    num_heads: int = 1,
+    v_scale: float | None = None,
+    location: ArrayLike | None = None,
+    out: np.ndarray | None = None,
+    num_threads: int | None = None,
+) -> ContextResult:
+    r"""Bahdanau's attention: scores from a small network with one hidden layer.
+
+    .. math:: e_{ij} = v_a \cdot \tanh(W_a s_i + U_a h_j + b), \quad
+              \mathrm{context}_i = \sum_j \mathrm{softmax}_j(e_{ij})\, h_j
+
+    Bahdanau feeds the decoder state **before** the step, :math:`s_{i-1}`, and the context goes into
+    the step. The hidden layers of all pairs are never held in memory.
+
+    Parameters
+    ----------
+    query : array_like, shape (d_s,), (T_dec, d_s), (batch, d_s) or (batch, T_dec, d_s)
+        Decoder states; one axis less than `keys` is one step. float16, bfloat16 (of ml_dtypes),
+        float32 or float64; all other arrays have the same dtype.
+    keys : array_like, shape (T_enc, d_h) or (batch, T_enc, d_h); or what `project_keys` returns
+        Encoder states.
+    W_a : array_like, shape (d_attn, d_s), or None
+        None: `query` is projected already, d_s being d_attn.
+    U_a : array_like, shape (d_attn, d_h), or None
+        None: `keys` are projected already, d_h being d_attn, and are the values too unless others
+        are given.
+    v_a : array_like, shape (d_attn,)
+    values : array_like, shape (..., T_enc, d_v), optional
+        What the context is made of, `keys` by default.
+    bias : array_like, shape (d_attn,), optional
+        None is the same as zeros, bit for bit.
+    mask : array_like, shape (T_enc,), (batch, T_enc) or (batch, T_dec, T_enc), optional
+        Boolean: True = attend. Floating: added to the scores; only -inf hides.
+    key_lengths : array_like of int, shape (batch,), optional
+        Keys from there on are padding (a single integer without a batch axis).
+    num_heads : int
+        Split d_attn and d_v into this many groups, attend in each and concatenate.
+    v_scale : float, optional
+        Use ``v_scale * v_a / norm(v_a)`` for `v_a`.
+    location : array_like, shape (..., T_enc, d_attn), optional
+        One more term inside tanh, for one decoder step: features of the weights before it.
+    out : ndarray, optional
+        Where to write the context: its exact shape and dtype, sharing no memory with an input.
+    num_threads : int, optional
+        Upper bound for this call; see `set_num_threads` for the default.
+
+    Returns
+    -------
+    context : ndarray, shape of `query` with d_v for d_s, in its dtype
+    weights : ndarray, shape of `query` with T_enc for d_s
+        (..., num_heads, T_dec, T_enc) with several heads. Each row sums to 1; padding has 0, and a
+        row that sees no key is 0, in the context too.
+
+    Raises
+    ------
+    ValueError
+        A shape or a value is wrong. Nothing has been written then.
+    TypeError
+        An argument is of a wrong kind.
+    MemoryError
+        No memory for the result or for scratch space.
+
+    Notes
+    -----
+    The error of a score is at most ``(4 + d_attn / 16) * u * sum(abs(v_a))`` beside that of the
+    projections, u being the unit roundoff of float32, or of float64 for float64 arrays.
+
+    References
+    ----------
+    Bahdanau, Cho and Bengio, "Neural Machine Translation by Jointly Learning to Align and
+    Translate", 2014, section 3.1 and appendix A.1.2. `v_scale`: Raffel et al., "Online and
+    Linear-Time Attention by Enforcing Monotonic Alignments", 2017, section 2.4. `location`:
+    Chorowski et al., "Attention-Based Models for Speech Recognition", 2015, equation 9.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from attn_engine import additive_attention
+    >>> eye, values = np.eye(2), np.array([[1.0, 2.0], [3.0, 4.0]])
+    >>> context, weights = additive_attention([1.0, 0.0], eye[::-1], eye, eye, [1.0, 1.0], values)
+    >>> context.round(3), weights.round(3)
+    (array([1.727, 2.727]), array([0.636, 0.364]))
+    """
+    threads = config.resolve_threads(num_threads)
+    if (
+        W_a is None
+        and U_a is None
+        and bias is None
+        and mask is None
+        and key_lengths is None
+        and v_scale is None
+        and location is None
+        and out is None
+        and type(num_heads) is int
+        and num_heads == 1
+    ):
+        arguments = _plain_step(query, keys, v_a, values, threads)
+        if arguments is not None:
+            _additive(*arguments)
+            return ContextResult(arguments[5], arguments[6])
+    call = additive_checks.additive(
+        query,
+        keys,
+        W_a,
+        U_a,
+        v_a,
+        values,
+        bias=bias,
+        mask=mask,
+        key_lengths=key_lengths,
+        num_heads=num_heads,
+        v_scale=v_scale,
+        location=location,
+        out=out,
+        threads=threads,
+    )
+    return _result(call)
+
+
+def project_keys(
+    keys: ArrayLike, U_a: ArrayLike | None, *, num_threads: int | None = None
+) -> ProjectedKeys:
+    """Do once what every decoder step of `additive_attention` needs of the encoder states.
+
+    Parameters
+    ----------
+    keys : array_like, shape (T_enc, d_h) or (batch, T_enc, d_h)
+        Encoder states.
+    U_a : array_like, shape (d_attn, d_h), or None
+        None: `keys` are projected already.
+    num_threads : int, optional
+        As in `additive_attention`.
+
+    Returns
+    -------
+    ProjectedKeys
+        For `additive_attention`, as its `keys`, with None for its `U_a`. It holds `keys` themselves
+        as the values: they must not change in between.
+
+    Raises
+    ------
+    ValueError, TypeError, MemoryError
+        As `additive_attention`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from attn_engine import additive_attention, project_keys
+    >>> prepared = project_keys(np.ones((3, 2)), np.ones((4, 2)))
+    >>> additive_attention(np.ones(5), prepared, np.ones((4, 5)), None, np.ones(4)).context
+    array([1., 1.])
+    """
+    return additive_checks.projected_keys(keys, U_a, config.resolve_threads(num_threads))
+
+
+def concat_attention(
+    query: ArrayLike,
+    keys: ArrayLike,
+    W_c: ArrayLike,
+    v: ArrayLike,
+    values: ArrayLike | None = None,
+    *,
+    mask: ArrayLike | None = None,
+    key_lengths: ArrayLike | None = None,
+    num_heads: int = 1,
+    out: np.ndarray | None = None,
+    num_threads: int | None = None,
+) -> ContextResult:
+    r"""Luong's "concat" score: `additive_attention` with its two matrices side by side.
+
+    .. math:: e_{ij} = v \cdot \tanh(W_c [s_i; h_j])
+
+    Luong feeds the decoder state **after** the step, :math:`s_i`.
+
+    Parameters
+    ----------
+    query, keys, values, mask, key_lengths, num_heads, out, num_threads
+        As in `additive_attention`.
+    W_c : array_like, shape (d_attn, d_s + d_h)
+        The columns for the decoder state come first.
+    v : array_like, shape (d_attn,)
+
+    Returns
+    -------
+    context, weights : ndarray
+        As of `additive_attention`.
+
+    Raises
+    ------
+    ValueError, TypeError, MemoryError
+        As `additive_attention`.
+
+    References
+    ----------
+    Luong, Pham and Manning, 2015, equation 8, as `dot_attention` has it.
+    """
+    call = additive_checks.concat(
+        query,
+        keys,
+        W_c,
+        v,
+        values,
+        mask=mask,
+        key_lengths=key_lengths,
+        num_heads=num_heads,
+        out=out,
+        threads=config.resolve_threads(num_threads),
+    )
+    return _result(call)
+
+
+def _result(call: Problem) -> ContextResult:
+    """Run a checked call."""
+    _additive(*call.arguments)
+    return ContextResult(call.deliver(), call.weights)

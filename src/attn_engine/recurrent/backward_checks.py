@@ -1,0 +1,320 @@
+"""The backward pass of recurrent networks' attentions around the core: checks, and products.
+
+The core has the gradients of projected arrays; those of matrices and of what they project are NumPy's
+products with them. Shapes are checked by the forward's own checks.
+"""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..dot_product.backward_checks import check_needs, like_forward
+from ..inputs.arrays import (
+    as_floats,
+    compute_type,
+    distinct,
+    dtype_code,
+    native,
+    raw,
+    rounded_to,
+    walkable,
+)
+from ..linear import gradient_of_tokens, gradient_of_weight, sum_of_rows
+from ..shapes.words import Shape
+from . import additive_checks, checks
+
+ADDITIVE = ("query", "keys", "W_a", "U_a", "v_a", "values", "bias", "v_scale", "location")
+CONCAT = ("query", "keys", "W_c", "v", "values")
+GENERAL = ("query", "keys", "W", "values")
+DOT = ("query", "keys", "values")
+_TENSORS = ("query", "keys", "values", "v")  # of the core, which has them first
+_FORWARD_S = (None,) * 5  # of the core's arguments: exponentials, out, weights, mask, lengths
+_SLACK = 2.0**-5  # of weights, which 16 bits may have rounded
+
+
+class ClassicBackward(NamedTuple):
+    """A checked call: what the core takes, the gradients it adds to, and what was given."""
+
+    arguments: tuple
+    gradients: dict[str, np.ndarray]  # "query", "keys" (projected), "values", "v": as wanted
+    inputs: dict[str, Any]  # by the names of the result; None for what was not given
+    needs: frozenset[str]
+
+    def deliver(self, all_gradients: dict[str, np.ndarray | None]) -> dict[str, np.ndarray | None]:
+        """Those of the gradients that were asked for, in the dtype of the query."""
+        asked = {name: x if name in self.needs else None for name, x in all_gradients.items()}
+        dtype = native(self.inputs["query"].dtype)
+        return {name: None if x is None else rounded_to(x, dtype) for name, x in asked.items()}
+
+    def additive(self) -> dict[str, np.ndarray | None]:
+        """Gradients of `additive_attention`'s arguments, after the core has run."""
+        of, given = self.gradients, self.inputs
+        query, keys = of.get("query"), of.get("keys")
+        to_bias = to_v = to_v_scale = None
+        if query is not None and given["bias"] is not None:
+            to_bias = sum_of_rows(query)
+        if "v" in of:
+            to_v, to_v_scale = _of_vector(of["v"], given["v_a"], given["v_scale"])
+        return self.deliver(
+            {
+                "query": _projected_back(query, given["W_a"]),
+                "keys": self._of_keys(_projected_back(keys, given["U_a"])),
+                "W_a": _of_matrix(query, given["query"], given["W_a"]),
+                "U_a": _of_matrix(keys, given["keys"], given["U_a"]),
+                "v_a": to_v,
+                "values": None if given["values"] is None else of.get("values"),
+                "bias": to_bias,
+                "v_scale": to_v_scale,
+                "location": None if given["location"] is None else keys,
+            }
+        )
+
+    def concat(self) -> dict[str, np.ndarray | None]:
+        """Gradients of `concat_attention`'s arguments, after the core has run."""
+        of, given = self.gradients, self.inputs
+        query, keys = of.get("query"), of.get("keys")
+        W_c, to_matrix = given["W_c"], None
+        d_s = given["query"].shape[-1]
+        if "W_c" in self.needs:
+            parts = (query, given["query"], W_c), (keys, given["keys"], W_c)
+            to_matrix = np.hstack([_of_matrix(*part) for part in parts])
+        return self.deliver(
+            {
+                "query": _projected_back(query, W_c[:, :d_s]),
+                "keys": self._of_keys(_projected_back(keys, W_c[:, d_s:])),
+                "W_c": to_matrix,
+                "v": of.get("v"),
+                "values": None if given["values"] is None else of.get("values"),
+            }
+        )
+
+    def multiplicative(self) -> dict[str, np.ndarray | None]:
+        """Gradients of `dot_attention`'s or `general_attention`'s arguments, after the core has run."""
+        of, given = self.gradients, self.inputs
+        query, W = of.get("query"), given.get("W")
+        to_matrix = _of_matrix(query, given["query"], W)
+        result = {
+            "query": _projected_back(query, None if W is None else W.T),
+            "keys": self._of_keys(of.get("keys")),
+            "values": None if given["values"] is None else of.get("values"),
+        }
+        if "W" in given:
+            result["W"] = None if to_matrix is None else to_matrix.T
+        return self.deliver(result)
+
+    def _of_keys(self, to_keys: np.ndarray | None) -> np.ndarray | None:
+        """Keys that are the values too have both gradients."""
+        if self.inputs["values"] is not None or "keys" not in self.needs:
+            return to_keys
+        values = self.gradients["values"]
+        with np.errstate(all="ignore"):
+            return np.add(values, to_keys, out=values)
+
+
+def _projected_back(gradient: np.ndarray | None, matrix: np.ndarray | None) -> np.ndarray | None:
+    """The gradient by x of x @ matrix^T; x itself without a matrix."""
+    return gradient if gradient is None or matrix is None else gradient_of_tokens(gradient, matrix)
+
+
+def _of_matrix(
+    gradient: np.ndarray | None, x: np.ndarray, matrix: np.ndarray | None
+) -> np.ndarray | None:
+    """The gradient by the matrix of x @ matrix^T, if there is one."""
+    return None if gradient is None or matrix is None else gradient_of_weight(gradient, x)
+
+
+def _of_vector(
+    gradient: np.ndarray, v_a: np.ndarray, v_scale: float | None
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Gradients by v_a and v_scale from that by v_scale * v_a / norm(v_a)."""
+    if v_scale is None:
+        return gradient, None
+    compute = gradient.dtype
+    gradient = gradient.astype(np.float64)
+    with np.errstate(all="ignore"):
+        direction, length = additive_checks.direction_of(v_a)
+        to_scale = direction @ gradient
+        to_v = float(v_scale) / length * (gradient - direction * to_scale)
+        return to_v.astype(compute), to_scale.astype(compute)
+
+
+def additive_backward(
+    grad_context: Any, weights: Any, grad_weights: Any, needs: Any, num_heads: Any, threads: int,
+    inputs: dict[str, Any],
+) -> ClassicBackward:  # fmt: skip
+    """`additive_attention_backward`'s arguments, checked; raises all that it documents."""
+    needs = _needs_of(needs, ADDITIVE, inputs)
+    forward = _plain_forward(inputs, num_heads, threads)
+    if forward is None:
+        inputs = as_arrays(inputs, without=("v_scale",))
+        forward = additive_checks.additive(
+            **inputs, mask=None, key_lengths=None, num_heads=num_heads, out=None, threads=threads
+        ).arguments
+    wanted = {
+        "query": needs & {"query", "W_a", "bias"},
+        "keys": needs & {"keys", "U_a", "location"},
+        "v": needs & {"v_a", "v_scale"},
+    }
+    return _of_additive(forward, grad_context, weights, grad_weights, wanted, inputs, needs)
+
+
+def _plain_forward(inputs: dict[str, Any], num_heads: Any, threads: int) -> tuple | None:
+    """What `plain_step` makes of projected arrays, if they are all there is."""
+    keys, values = inputs["keys"], inputs["values"]
+    if (
+        inputs["W_a"] is inputs["U_a"] is inputs["bias"] is None
+        and inputs["v_scale"] is inputs["location"] is None
+        and type(keys) is np.ndarray
+        and type(num_heads) is int
+        and num_heads == 1
+    ):
+        values = keys if values is None else values
+        return additive_checks.plain_step(inputs["query"], keys, inputs["v_a"], values, threads)
+    return None
+
+
+def concat_backward(
+    grad_context: Any, weights: Any, grad_weights: Any, needs: Any, num_heads: Any, threads: int,
+    inputs: dict[str, Any],
+) -> ClassicBackward:  # fmt: skip
+    """`concat_attention_backward`'s arguments, checked; raises all that it documents."""
+    needs = _needs_of(needs, CONCAT, inputs)
+    inputs = as_arrays(inputs)
+    forward = additive_checks.concat(
+        **inputs, mask=None, key_lengths=None, num_heads=num_heads, out=None, threads=threads
+    ).arguments
+    wanted = {
+        "query": needs & {"query", "W_c"},
+        "keys": needs & {"keys", "W_c"},
+        "v": needs & {"v"},
+    }
+    return _of_additive(forward, grad_context, weights, grad_weights, wanted, inputs, needs)
+
+
+def _needs_of(needs: Any, names: tuple[str, ...], inputs: dict[str, Any]) -> frozenset[str]:
+    """Names of the gradients that are asked for, of what is given."""
+    return frozenset(name for name in check_needs(needs, names) if inputs[name] is not None)
+
+
+def as_arrays(inputs: dict[str, Any], without: Iterable[str] = ()) -> dict[str, Any]:
+    """What is given, as arrays of floats."""
+    return {
+        name: x if x is None or name in without else as_floats(name, x)
+        for name, x in inputs.items()
+    }
+
+
+def _of_additive(
+    forward: tuple,
+    grad_context: Any,
+    weights: Any,
+    grad_weights: Any,
+    wanted: dict[str, frozenset[str]],
+    inputs: dict[str, Any],
+    needs: frozenset[str],
+) -> ClassicBackward:
+    """The core's call, from that of a checked forward."""
+    output, made, dtype = forward[5], forward[6], native(inputs["query"].dtype)
+    shapes, batched = (output.shape, made.shape), np.ndim(inputs["keys"]) == 3
+    given = check_cotangents(*shapes, batched, dtype, grad_context, weights, grad_weights)
+    given = tuple(None if x is None else raw(x) for x in _as_read(*given))
+    return _core_call((*forward[:4], *_FORWARD_S, *forward[9:]), given, wanted, inputs, needs)
+
+
+def multiplicative_backward(
+    grad_context: Any, weights: Any, grad_weights: Any, needs: Any, num_heads: Any, threads: int,
+    inputs: dict[str, Any],
+) -> ClassicBackward:  # fmt: skip
+    """`general_attention_backward`'s arguments, checked, or `dot_attention_backward`'s, without W."""
+    needs = _needs_of(needs, GENERAL if "W" in inputs else DOT, inputs)
+    inputs = as_arrays(inputs)
+    options = {"mask": None, "key_lengths": None, "out": None, "threads": threads}
+    if "W" in inputs:
+        forward = checks.general(**inputs, num_heads=num_heads, **options)
+    else:
+        forward = checks.dot(**inputs, **options)
+    query, keys = inputs["query"], inputs["keys"]
+    values = keys if inputs["values"] is None else inputs["values"]
+    dtype, compute = native(query.dtype), compute_type(query.dtype)
+    shapes = forward.output.shape, forward.weights.shape
+    given = check_cotangents(*shapes, keys.ndim == 3, dtype, grad_context, weights, grad_weights)
+    given = tuple(None if x is None else x.astype(compute, copy=False) for x in _as_read(*given))
+    projected = checks.project(query, inputs["W"].T if "W" in inputs else None)
+    tensors = (walkable(x, compute) for x in (projected, keys, values))
+    arguments = (*tensors, None, *_FORWARD_S, dtype_code(compute), num_heads, threads)
+    wanted = {"query": needs & {"query", "W"}, "keys": needs & {"keys"}}
+    return _core_call(arguments, given, wanted, inputs, needs)
+
+
+def _core_call(
+    forward: tuple,
+    given: tuple,
+    wanted: dict[str, frozenset[str]],
+    inputs: dict[str, Any],
+    needs: frozenset[str],
+) -> ClassicBackward:
+    """The core's call, with zeros for what it is to add to."""
+    wanted["values"] = needs & {"keys" if inputs["values"] is None else "values"}
+    compute = compute_type(inputs["query"].dtype)
+    gradients = {
+        name: np.zeros(x.shape, compute)
+        for name, x in zip(_TENSORS, forward, strict=False)
+        if wanted.get(name)
+    }
+    arguments = (forward, given, tuple(map(gradients.get, _TENSORS)))
+    return ClassicBackward(arguments, gradients, inputs, needs)
+
+
+def check_cotangents(
+    shape: Shape,
+    weights_shape: Shape,
+    batched: bool,
+    dtype: np.dtype,
+    grad_context: Any,
+    weights: Any,
+    grad_weights: Any,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """The gradient by the context, the weights, and the gradient by them, that fit."""
+    batch = ("batch",) * batched
+    steps = ("T_dec",) * (len(shape) - 1 - len(batch))
+    heads = ("num_heads",) * (len(weights_shape) - len(shape))
+    like_context = (shape, dtype, "the context", (*batch, *steps, "d_v"))
+    like_weights = (weights_shape, dtype, "the weights", (*batch, *heads, *steps, "T_enc"))
+    grad_context = like_forward("grad_context", grad_context, *like_context)
+    weights = like_forward("weights", weights, *like_weights)
+    if grad_weights is not None:
+        grad_weights = like_forward("grad_weights", grad_weights, *like_weights)
+    _check_weights(weights)
+    return grad_context, weights, grad_weights
+
+
+def _as_read(
+    grad_context: np.ndarray, weights: np.ndarray, grad_weights: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """The same, where the core can read them."""
+    weights, grad_weights = (
+        None if x is None else np.ascontiguousarray(x, native(x.dtype))
+        for x in (weights, grad_weights)
+    )
+    return walkable(grad_context), weights, grad_weights
+
+
+def _check_weights(weights: np.ndarray) -> None:
+    """None is below 0, and those of a row sum to 1, or to 0 where nothing is seen."""
+    few = distinct(weights)  # rows that are there several times are looked at once
+    weights = np.broadcast_to(few, (*few.shape[:-1], weights.shape[-1]))
+    with np.errstate(all="ignore"):
+        sums = np.add.reduce(weights, -1, compute_type(weights.dtype))
+        wrong = np.abs(sums * (sums - 1)) > _SLACK  # NaN passes: it is propagated
+        lowest = np.minimum.reduce(weights, None, initial=0)
+    if lowest < -_SLACK:
+        wrong = weights.min(-1) < -_SLACK
+    elif not wrong.any():
+        return
+    where = tuple(int(i) for i in np.argwhere(wrong)[0])
+    raise ValueError(
+        f"weights: those of row {where} sum to {sums[where]:.3g}, the lowest is "
+        f"{weights[where].min():.3g}; expected none below 0 and a sum of 1, or of 0 where nothing is "
+        f"seen: pass the weights that the forward returned"
+    )

@@ -1,0 +1,210 @@
+"""Checks and error messages of the attentions of recurrent networks, and the problems of Luong's.
+
+What comes out is what the compiled core takes. Words for axes are those of that literature: T_dec
+decoder states of size d_s, T_enc encoder states of size d_h, d_attn between them. A query with one
+axis less than the keys is one decoder step.
+"""
+
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .._core import UNBOUNDED
+from ..inputs.arrays import (
+    as_floats,
+    as_mask,
+    check_same_dtype,
+    compute_type,
+    dtype_code,
+    native,
+    prepared_mask,
+    raw,
+    walkable,
+)
+from ..inputs.call import Problem, check_out, destination
+from ..inputs.options import check_count, check_lengths
+from ..shapes.recurrent import DOT, GENERAL, Score, check_states
+from ..shapes.single import wrong_shape
+from ..shapes.words import Shape, in_words
+from .prepared_keys import ProjectedKeys
+
+
+class States(NamedTuple):
+    """Query, keys and values that fit together."""
+
+    query: np.ndarray
+    keys: np.ndarray
+    values: np.ndarray
+    batch: Shape
+    steps: Shape  # (T_dec,), or () for one decoder step without that axis
+    n_kv: int
+
+    @property
+    def context_shape(self) -> Shape:
+        """Query's, with d_v for d_s."""
+        return (*self.query.shape[:-1], self.values.shape[-1])
+
+    @property
+    def context_axes(self) -> str:
+        """The words for `context_shape`."""
+        return f"({'batch, ' * bool(self.batch)}{'T_dec, ' * bool(self.steps)}d_v)"
+
+
+def states(
+    query: Any,
+    keys: Any,
+    values: Any,
+    score: Score,
+    matrices: dict[str, Any],
+    prepared: ProjectedKeys | None = None,
+    **beside: Any,
+) -> tuple[States, dict[str, np.ndarray]]:
+    """The arrays of a call and the matrices of its score, of one dtype and sizes that fit.
+
+    Keys that are `prepared` have the sizes of those that they were made of. The mask and lengths
+    `beside` them are not checked here.
+    """
+    given = {"query": query, "keys": keys}
+    given |= {} if values is None else {"values": values}
+    arrays = {name: as_floats(name, x) for name, x in (given | matrices).items()}
+    for name, array in arrays.items():
+        check_same_dtype(name, array, "query", arrays["query"])
+    shapes = {name: array.shape for name, array in arrays.items()}
+    sizes = {}
+    if prepared:
+        *batch, n_kv, d_h = shapes.pop("keys")
+        sizes = {"T_enc": n_kv, "d_h": d_h, "d_attn": prepared.projected.shape[-1]}
+        sizes |= {"batch": batch[0]} if batch else {}
+    check_states(shapes, score, sizes, beside)
+    query, keys = arrays.pop("query"), arrays.pop("keys")
+    values = arrays.pop("values", keys)
+    batch, n_kv = keys.shape[:-2], keys.shape[-2]
+    return States(query, keys, values, batch, query.shape[len(batch) : -1], n_kv), arrays
+
+
+def project(array: np.ndarray, matrix: np.ndarray | None) -> np.ndarray:
+    """`array` @ matrix^T in the compute type; just that type without a matrix."""
+    compute = compute_type(array.dtype)
+    if matrix is None:
+        return walkable(array, compute)
+    array = array.astype(compute, copy=False)
+    *leading, d = array.shape
+    if len(leading) > 1 and leading[0] > 1:  # one product is faster than one for each entry
+        array = array.reshape(prod(leading), d)
+    with np.errstate(all="ignore"):  # padding may hold anything, infinities included
+        projected = array @ matrix.T.astype(compute, copy=False)
+    return projected.reshape(*leading, len(matrix))
+
+
+def check_mask(mask: Any, s: States) -> np.ndarray | None:
+    """A mask in one of the shapes there are, as (batch or 1, T_dec or 1, T_enc)."""
+    if mask is None:
+        return None
+    mask = as_mask("mask", mask)
+    batch, steps = ("batch",) * len(s.batch), ("T_dec",) * len(s.steps)
+    right = {("T_enc",): (s.n_kv,), (*batch, "T_enc"): (*s.batch, s.n_kv)}
+    right[(*batch, *steps, "T_enc")] = (*s.batch, *s.steps, s.n_kv)
+    if mask.shape not in right.values():
+        choice = " or ".join(f"{shape} {in_words(axes)}" for axes, shape in right.items())
+        what = f"mask: shape {mask.shape}, expected {choice}"
+        advice = "mark every key for every query, nothing is broadcast"
+        raise wrong_shape(what, "mask", mask.shape, right, advice)
+    leading = mask.shape[:-1]
+    has_steps = len(leading) == len(s.batch) + 1 and bool(s.steps)
+    rows = leading if has_steps else (*leading, 1)
+    return mask.reshape((1,) * (2 - len(rows)) + rows + (s.n_kv,)) if mask.ndim < 3 else mask
+
+
+def check_key_lengths(key_lengths: Any, s: States) -> np.ndarray | None:
+    """The lengths of the encoder's sequences, if they are given."""
+    if key_lengths is None:
+        return None
+    return check_lengths("key_lengths", key_lengths, s.batch, s.n_kv, "T_enc")
+
+
+def check_heads(num_heads: Any, **sizes: int) -> int:
+    """A number of heads that divides the sizes."""
+    heads = check_count("num_heads", num_heads)
+    for word, size in sizes.items():
+        if size % heads:
+            raise ValueError(
+                f"num_heads: {heads} does not divide {word}, which is {size}; "
+                f"pass a divisor of {' and '.join(f'{w} {n}' for w, n in sizes.items())}"
+            )
+    return heads
+
+
+def weights_shape(s: States, heads: int) -> Shape:
+    """(batch, num_heads, T_dec, T_enc), as far as the axes are there and heads several."""
+    return (*s.batch, *((heads,) if heads > 1 else ()), *s.steps, s.n_kv)
+
+
+def dot(
+    query: Any, keys: Any, values: Any, *, mask: Any, key_lengths: Any, out: Any, threads: int
+) -> Problem:
+    """`dot_attention`'s arguments, checked; raises all that it documents."""
+    s, _ = states(query, keys, values, DOT, {}, mask=mask, key_lengths=key_lengths)
+    return _multiplicative(s, None, 1, mask, key_lengths, out, threads)
+
+
+def general(
+    query: Any,
+    keys: Any,
+    W: Any,
+    values: Any,
+    *,
+    mask: Any,
+    key_lengths: Any,
+    num_heads: Any,
+    out: Any,
+    threads: int,
+) -> Problem:
+    """`general_attention`'s arguments, checked; raises all that it documents."""
+    beside = {"mask": mask, "key_lengths": key_lengths}
+    s, matrices = states(query, keys, values, GENERAL, {"W": W}, **beside)
+    heads = check_heads(num_heads, d_h=s.keys.shape[-1], d_v=s.values.shape[-1])
+    return _multiplicative(s, matrices["W"].T, heads, mask, key_lengths, out, threads)
+
+
+def _multiplicative(
+    s: States,
+    matrix: np.ndarray | None,
+    heads: int,
+    mask: Any,
+    key_lengths: Any,
+    out: Any,
+    threads: int,
+) -> Problem:
+    """Unscaled dot products of the query, or of its projection, with the keys.
+
+    A projection stays in the compute type, and with it all that the core reads and writes.
+    """
+    dtype, shape = native(s.query.dtype), s.context_shape
+    mask = check_mask(mask, s)
+    lengths = check_key_lengths(key_lengths, s)
+    if out is not None:
+        inputs = {"query": s.query, "keys": s.keys, "values": s.values, "mask": mask, "W": matrix}
+        check_out(out, shape, dtype, inputs, s.context_axes)
+
+    computed = dtype if matrix is None else compute_type(dtype)
+    batch, n_q = s.batch or (1,), s.steps or (1,)
+    query = s.query if matrix is None else project(s.query, matrix)
+    tensors = [
+        raw(walkable(x, computed)).reshape(*batch, *n, heads, x.shape[-1] // heads)
+        for x, n in ((query, n_q), (s.keys, (s.n_kv,)), (s.values, (s.n_kv,)))
+    ]
+    core_shape = (*batch, *n_q, heads, shape[-1] // heads)
+    if computed == dtype:
+        output, target, spill = destination(out, shape, dtype, core_shape)
+    else:
+        output, target, _ = destination(None, shape, computed, core_shape)
+        spill = np.empty(shape, dtype) if out is None else out
+    weights = np.empty((*batch, heads, *n_q, s.n_kv), computed)
+    if mask is not None:
+        mask = prepared_mask(mask[:, None], compute_type(dtype))
+    arguments = (
+        *tensors, raw(target), raw(weights), None, mask, None, None, lengths, None,
+        1.0, 0, UNBOUNDED, UNBOUNDED, dtype_code(computed), True, threads, None,
+    )  # fmt: skip
+    return Problem(arguments, output, weights.reshape(weights_shape(s, heads)), None, spill)

@@ -1,0 +1,251 @@
+"""Whether query, key and value go together, or what they are projected from."""
+
+from collections import Counter
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from .rewrites import Words
+from .search import Call
+from .signature import Form, Sizes, shapes_of
+from .words import Axes, Shape, ShapeError, axes_of, batch_words, fit, in_words
+
+_EXCHANGES = [("key", "value"), ("query", "key")]
+_COLUMNS = {
+    "W_q": "num_heads * d_qk",
+    "W_k": "num_kv_heads * d_qk",
+    "W_v": "num_kv_heads * d_v",
+}
+_FEATURES = ("embed_dim", "kdim", "vdim")
+_OF_LAYERS = {
+    "n_kv": "give every key one value",
+    **{word: f"project it, or build the layer with {word}={{got}}" for word in _FEATURES},
+}
+_ADVICE = {
+    "d_qk": "project one of them, e.g. {tensor} @ P with P ({got}, {n})",
+    "n_kv": "give every key one value",
+    "total_k": "give every key one value",
+}
+
+
+def check_shapes(
+    query: Shape, key: Shape, value: Shape, bshd: bool, enable_gqa: bool, beside: Mapping[str, Any]
+) -> tuple[Axes, int]:
+    """Query's axes and n_kv; ShapeError unless all shapes fit together, nothing is broadcast.
+
+    Masks and lengths `beside` them only say which of several fixes is meant.
+    """
+    if fit(query, key, value, bshd, enable_gqa):
+        return axes_of(query, bshd), axes_of(key, bshd).n
+    shapes = {"query": query, "key": key, "value": value}
+    ranks = [len(shape) for shape in shapes.values() if len(shape) > 1]
+    ranks = [rank for rank, _ in Counter(ranks).most_common()] or [2]
+    forms = [
+        _form(rank, bshd != other, _options(bshd, enable_gqa, other, gqa), gqa)
+        for other in (False, True)
+        for gqa in (enable_gqa, not enable_gqa)
+        for rank in ranks
+        if rank > 2 or not (gqa or other)
+    ]
+    # What two of three tensors have is more likely right than what one has.
+    forms = [f._replace(cost=f.cost + 1.5 * (len(f.axes["key"]) != ranks[0])) for f in forms]
+    call = Call(shapes, forms, exchanges=_EXCHANGES, advice=_ADVICE)
+    raise call._replace(beside=shapes_of(beside)).error()
+
+
+def check_packed(
+    query: Shape, key: Shape, value: Shape, enable_gqa: bool, totals: Sizes
+) -> tuple[Axes, int]:
+    """The same for packed sequences, (total, heads, d), whose totals may be known."""
+    fits = len(query) == 3 and fit(query, key, value, True, enable_gqa)
+    if fits and totals.items() <= {"total_q": query[0], "total_k": key[0]}.items():
+        return axes_of(query, True), key[0]
+    shapes = {"query": query, "key": key, "value": value}
+    forms = [
+        _form(3, True, _options(True, enable_gqa, False, gqa), gqa, ("total_q", "total_k"))
+        for gqa in (False, True)
+    ]
+    call = Call(shapes, forms, totals, "cu_seqlens", _EXCHANGES, advice=_ADVICE)
+    if error := call.repaired():
+        raise error
+    if not fits:
+        raise call._replace(sizes={}).error()
+    return axes_of(query, True), key[0]  # what is wrong is how cu_seqlens end
+
+
+def _options(bshd: bool, enable_gqa: bool, other: bool, gqa: bool) -> dict[str, Any]:
+    """What must be passed for another layout, and for heads that are shared."""
+    options: dict[str, Any] = {"layout": "bhsd" if bshd else "bshd"} if other else {}
+    return options | ({"enable_gqa": True} if gqa and not enable_gqa else {})
+
+
+def _form(
+    rank: int, bshd: bool, options: dict[str, Any], gqa: bool, lengths: Words = ("n_q", "n_kv")
+) -> Form:
+    """Axes of so many, heads shared among query heads or as many of each."""
+    axes = {}
+    for name, heads, n, d in (
+        ("query", "n_heads", lengths[0], "d_qk"),
+        ("key", "n_kv_heads", lengths[1], "d_qk"),
+        ("value", "n_kv_heads", lengths[1], "d_v"),
+    ):
+        both = (n, heads) if bshd else (heads, n)
+        axes[name] = (*batch_words(rank - 3), *both, d) if rank > 2 else (n, d)
+    scores = (*batch_words(rank - 3), *("n_heads",) * (rank > 2), *lengths)
+    entries = (scores[:-3],)
+    passed = [f'{n}="{v}"' if isinstance(v, str) else f"{n}={v}" for n, v in options.items()]
+    return Form(
+        axes,
+        {} if gqa else {"n_kv_heads": "n_heads"},
+        options,
+        f"pass {' and '.join(passed)}" if passed else "",
+        2.5 * ("layout" in options) + ("enable_gqa" in options),
+        rule=shared_heads if gqa else lambda sizes: sizes,
+        beside={
+            "attn_mask": [scores[i:] for i in range(len(scores) + 1)],
+            "key_lengths": entries,
+            "query_lengths": entries,
+        },
+    )
+
+
+def shared_heads(sizes: Sizes) -> Sizes | None:
+    """Query heads are a multiple of key heads."""
+    n_heads, n_kv_heads = sizes.get("n_heads"), sizes.get("n_kv_heads")
+    if None in (n_heads, n_kv_heads) or (n_kv_heads and n_heads % n_kv_heads == 0):
+        return sizes
+    return None
+
+
+@cache
+def _projections(rank: int, n_heads: int, n_kv_heads: int) -> tuple[Form, ...]:
+    """Forms of self-attention over x of so many axes, or of one less."""
+
+    def split(sizes: Sizes) -> Sizes | None:
+        """Columns are those of whole heads, query's and key's of one size."""
+        columns = [sizes.get(word) for word in _COLUMNS.values()]
+        for n, heads in zip(columns, (n_heads, n_kv_heads, n_kv_heads), strict=True):
+            if n is not None and n % heads:
+                return None
+        if columns[0] is None:
+            return sizes
+        of_keys = columns[0] // n_heads * n_kv_heads
+        return None if columns[1] not in (None, of_keys) else sizes | {_COLUMNS["W_k"]: of_keys}
+
+    matrices = {name: ("d_model", word) for name, word in _COLUMNS.items()}
+    ranks = dict.fromkeys((max(rank, 2), max(rank - 1, 2)))
+    return tuple(
+        Form(matrices | {"x": (*batch_words(n - 2), "n", "d_model")}, rule=split) for n in ranks
+    )
+
+
+def check_projections(shapes: Mapping[str, Shape], n_heads: int, n_kv_heads: int) -> None:
+    """ShapeError unless x can be multiplied with all matrices, and what comes out split into heads."""
+    advice = {_COLUMNS["W_k"]: "W_k is (d_model, num_kv_heads * d_qk), {n} columns"}
+    call = Call(
+        shapes, _projections(len(shapes["x"]), n_heads, n_kv_heads), {"heads": n_heads},
+        parameters=("W_v", "W_k", "W_q"), advice=advice,
+    )  # fmt: skip
+    if call.fits():
+        return
+    repaired = call.repaired()
+    _check_turned(call, repaired)
+    if repaired:
+        raise repaired
+    if call.without_rules().fits():
+        _check_fewer_heads(shapes, n_heads)
+        _check_columns(shapes, (n_heads, n_kv_heads, n_kv_heads))
+    raise call.error()
+
+
+def _check_turned(call: Call, repaired: ShapeError | None) -> None:
+    """ShapeError if all matrices fit turned, as torch.nn.Linear has them, and so may x, where n is d_out."""
+    turned = {name: call.shapes[name][::-1] for name in _COLUMNS}
+    if repaired and repaired.tensor == "x" and call._replace(shapes=call.shapes | turned).fits():
+        rows, (d_model, columns) = in_words(("d_out", "d_model")), turned["W_q"]
+        raise ShapeError(
+            f"W_q: d_model is {columns} but x has d_model {d_model} (x {call.shapes['x']}, W_q "
+            f"{call.shapes['W_q']}, axes {in_words(('d_model', _COLUMNS['W_q']))})",
+            f"use W_q.T, W_k.T and W_v.T if they are {rows}, as those of torch.nn.Linear, or "
+            f"{repaired.fix} if x is (..., d_model, n)",
+            "W_q", call.shapes["W_q"], turned["W_q"], in_words(("d_model", _COLUMNS["W_q"])),
+            turned, {name: f"{name}.T" for name in turned},
+        )  # fmt: skip
+
+
+def _check_fewer_heads(shapes: Mapping[str, Shape], n_heads: int) -> None:
+    """ShapeError if keys and values may be of fewer heads, or W_q hold all three matrices."""
+    axes = in_words(("d_model", _COLUMNS["W_k"]))
+    of_query, of_keys, of_values = (shapes[name][1] for name in _COLUMNS)
+    d_qk = of_query // n_heads
+    fewer = of_keys // d_qk if d_qk and of_query % n_heads == 0 == of_keys % d_qk else 0
+    if fewer and n_heads % fewer == 0 == of_values % fewer:
+        raise ShapeError(
+            f"W_k: {of_keys} columns are those of {fewer} heads of d_qk {d_qk}, which W_q "
+            f"{shapes['W_q']} has with num_heads={n_heads}",
+            f"pass num_kv_heads={fewer}",
+            "W_k", shapes["W_k"], shapes["W_k"], axes, {"num_kv_heads": fewer},
+        )  # fmt: skip
+    if of_query == 2 * of_keys + of_values:
+        raise ShapeError(
+            f"W_q: {of_query} columns are those of W_q, W_k {shapes['W_k']} and W_v "
+            f"{shapes['W_v']} together",
+            f"split it, e.g. np.split(W_q, {[of_keys, 2 * of_keys]}, axis=1)",
+            "W_q", shapes["W_q"], shapes["W_k"], in_words(("d_model", _COLUMNS["W_q"])),
+        )  # fmt: skip
+
+
+def _check_columns(shapes: Mapping[str, Shape], heads: tuple[int, int, int]) -> None:
+    """ShapeError if the columns of a matrix do not split into heads."""
+    for (name, words), n in zip(_COLUMNS.items(), heads, strict=True):
+        rows, columns = shapes[name]
+        if columns % n:
+            axes = in_words(("d_model", words))
+            raise ShapeError(
+                f"{name}: {columns} columns do not split into {n} heads ({name} {shapes[name]} is "
+                f"{axes})",
+                f"give it whole heads, or pass a {words.partition(' ')[0]} that divides them",
+                name, shapes[name], (rows, (columns // n + 1) * n), axes,
+            )  # fmt: skip
+
+
+@cache
+def _layer(batch_first: bool) -> tuple[Form, ...]:
+    """Forms of the inputs of a layer: with a batch, without one, and in the other layout."""
+
+    def form(*leading: str, **options: Any) -> Form:
+        """Tensors with these axes before the features."""
+        lengths = zip(("query", "key", "value"), ("n_q", "n_kv", "n_kv"), _FEATURES, strict=True)
+        return Form(
+            {name: (*(n if w == "n" else w for w in leading), d) for name, n, d in lengths},
+            beside={
+                "key_padding_mask": [(*("batch",) * (len(leading) > 1), "n_kv")],
+                "attn_mask": [("n_q", "n_kv"), ("batch * num_heads", "n_q", "n_kv")],
+            },
+            **options,
+        )
+
+    other = {"batch_first": not batch_first}
+    advice = f"build the layer with batch_first={not batch_first} (or swap axes 0 and 1 of all)"
+    first, last = ("batch", "n"), ("n", "batch")
+    if batch_first:
+        return form(*first), form("n"), form(*last, options=other, advice=advice, cost=3.6)
+    return form(*last), form("n"), form(*first, options=other, advice=advice, cost=1.5)
+
+
+def check_layer(
+    shapes: Mapping[str, Shape],
+    features: tuple[int, int, int],
+    batch_first: bool,
+    beside: Mapping[str, Any],
+) -> None:
+    """ShapeError unless all fits a layer of (embed_dim, kdim, vdim).
+
+    Masks `beside` them only say which of several fixes is meant.
+    """
+    forms, sizes = _layer(batch_first), dict(zip(_FEATURES, features, strict=True))
+    if len(shapes["query"]) == 2:
+        forms = (forms[1], forms[0], forms[2])
+    call = Call(shapes, forms, sizes, "the layer", advice=_OF_LAYERS)
+    if not call.fits():
+        raise call._replace(beside=shapes_of(beside)).error()

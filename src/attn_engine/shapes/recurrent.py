@@ -1,0 +1,137 @@
+"""Whether the states of a recurrent network and the matrices of a score go together.
+
+Words for axes are those of that literature: T_dec decoder states of size d_s, T_enc encoder states
+of size d_h, d_attn between them. A query with one axis less than the keys is one decoder step.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from .rewrites import Words
+from .search import Call
+from .signature import Form, Sizes, shapes_of
+from .words import Shape, ShapeError
+
+# Axes of query and keys before their features, by how many there are with these.
+_STATES = {
+    (3, 3): (("batch", "T_dec"), ("batch", "T_enc")),
+    (2, 3): (("batch",), ("batch", "T_enc")),
+    (2, 2): (("T_dec",), ("T_enc",)),
+    (1, 2): ((), ("T_enc",)),
+}
+_ADVICE = {
+    "T_enc": "give every key one value",
+    "d_attn": "project all to one d_attn, {tensor} to {right}",
+    "d_s + d_h": "it is np.hstack([W_a, U_a])",
+}
+
+
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+class Score(NamedTuple):
+    """What a score function asks of its arguments."""
+
+    forms: Mapping[tuple[int, int], Form]  # by the axes of query and keys
+    blamed: Sequence[str]  # whom to blame first
+    advice: Mapping[str, str]
+    fitting: set[tuple]  # shapes of late that fit: a decoder asks the same at every step
+
+
+_MOST_FITTING = 256
+
+
+def _score(
+    matrices: Mapping[str, Words],
+    query: str = "d_s",
+    keys: str = "d_h",
+    blamed: Sequence[str] = (),
+    advice: Mapping[str, str] = _ADVICE,
+    **options: Any,
+) -> Score:
+    """A score with these matrices, of queries and keys with these last axes."""
+    forms = {}
+    for ranks, (q, k) in _STATES.items():
+        axes = {"query": (*q, query), "keys": (*k, keys), "values": (*k, "d_v")}
+        batch, keys_words = k[:-1], k[-1:]
+        masks = (keys_words, (*batch, *keys_words), (*q, *keys_words))
+        beside = {"mask": masks, "key_lengths": (batch,)}
+        forms[ranks] = Form(axes | matrices, beside=beside, **options)
+    return Score(forms, [*blamed, *matrices], advice, set())
+
+
+def _both_sizes(sizes: Sizes) -> Sizes | None:
+    """The columns of W_c are those for the query and those for the keys."""
+    if not {"d_s", "d_h"} <= sizes.keys():
+        return sizes
+    columns = sizes["d_s"] + sizes["d_h"]
+    return sizes | {"d_s + d_h": columns} if sizes.get("d_s + d_h", columns) == columns else None
+
+
+DOT = _score(
+    {},
+    blamed=["query"],
+    advice=_ADVICE | {"d_s": "use general_attention with a matrix W of shape ({got}, {n})"},
+    same={"d_h": "d_s"},
+)
+GENERAL = _score({"W": ("d_s", "d_h")})
+CONCAT = _score({"v": ("d_attn",), "W_c": ("d_attn", "d_s + d_h")}, rule=_both_sizes)
+
+
+@cache
+def additive_score(names: tuple[str, str, str], has_W_a: bool, has_U_a: bool) -> Score:
+    """Bahdanau's score with matrices of these names; without one states are projected already."""
+    W_a, U_a, v_a = names
+    matrices = {v_a: ("d_attn",), W_a: ("d_attn", "d_s"), U_a: ("d_attn", "d_h")}
+    return _score(matrices, "d_s" if has_W_a else "d_attn", "d_h" if has_U_a else "d_attn")
+
+
+def _or_last_state(error: ShapeError) -> ShapeError:
+    """The error, with what else a query whose batch comes second may be."""
+    what, fix, *rest = error.args
+    if fix != "use query.swapaxes(0, 1)":
+        return error
+    fix += " if query is (T_dec, batch, d_s), or use query[-1] if it is h_n, (layers, batch, d_s)"
+    return ShapeError(what, fix, *rest)
+
+
+def check_projection(keys: Shape, U_a: Shape | None) -> None:
+    """ShapeError unless encoder states can be projected."""
+    shapes = {"keys": keys} | ({} if U_a is None else {"U_a": U_a})
+    axes = [("batch", "T_enc", "d_h"), ("T_enc", "d_h")]
+    forms = [Form({"keys": words, "U_a": ("d_attn", "d_h")}) for words in axes]
+    call = Call(shapes, forms, parameters=("U_a",))
+    if not call.fits():
+        raise call.error()
+
+
+def check_states(
+    shapes: Mapping[str, Shape],
+    score: Score,
+    sizes: Mapping[str, int] = _NOTHING,
+    beside: Mapping[str, Any] = _NOTHING,
+) -> None:
+    """ShapeError unless all shapes fit together; nothing is broadcast.
+
+    `sizes` are those of keys that are prepared, which are not among the shapes then. Masks and lengths
+    `beside` them only say which of several fixes is meant.
+    """
+    asked = (*shapes.values(), *sizes.values())
+    if asked in score.fitting:
+        return
+    keys = len(shapes["keys"]) if "keys" in shapes else 2 + ("batch" in sizes)
+    form = score.forms.get((len(shapes["query"]), keys))
+    if form is not None and form.with_tensors(shapes, sizes) is not None:
+        if len(score.fitting) == _MOST_FITTING:
+            score.fitting.clear()
+        score.fitting.add(asked)
+        return
+    forms = [form for (_, n), form in score.forms.items() if "keys" in shapes or n == keys]
+    exchanges = [("W_a", "U_a"), ("query", "keys")]
+    error = Call(
+        shapes, forms, sizes, "the projected keys", exchanges, score.blamed, score.advice,
+        shapes_of(beside),
+    ).error()  # fmt: skip
+    raise _or_last_state(error)

@@ -1,0 +1,286 @@
+"""The ways in which one tensor can become one with given axes, and how likely each is meant.
+
+A route only orders axes, adds or drops axes of 1, splits or joins neighbours that are one in memory
+(heads and d, batch and heads), or repeats what there is one of; so none mixes numbers of different
+axes. Its reading says what the axes of the tensor must be for the route to be right. Costs only rank
+routes: about 1 for each slip, more for those that are rare.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from itertools import combinations, permutations
+from math import prod
+from typing import NamedTuple
+
+from .words import Shape
+
+Words = tuple[str, ...]
+_MOST = 5.6  # what costs more explains nothing
+_NEVER = 99.0
+ONE_STEP = {"n_q", "T_dec", "n_new"}  # axes that a single one may lack
+_MOST_AXES = 5  # whose orders are tried
+
+
+class Route(NamedTuple):
+    """An expression for the tensor, the shape that it has, and the axes that the tensor has now."""
+
+    cost: float
+    code: str
+    shape: Shape
+    reading: Words
+
+
+class _Arranged(NamedTuple):
+    """A tensor with as many axes as it should have, or without those it lacks."""
+
+    cost: float
+    code: str
+    shape: Shape
+    axes: Words  # in the order that is likely
+    read: Callable[[Words], Words] = lambda order: order
+
+
+def routes(
+    name: str, shape: Shape, axes: Words, sizes: Mapping[str, int], is_legal: bool = False
+) -> list[Route]:
+    """Routes from a shape to axes of which some sizes are known, the likely ones first.
+
+    `is_legal`: this number of axes would be right, were it not for the sizes.
+    """
+    best: dict[str, Route] = {}
+    for arranged in (
+        *_as_it_is(name, shape, axes),
+        *_without_ones(name, shape, axes, is_legal),
+        *_split(name, shape, axes, sizes),
+        *_joined(name, shape, axes, sizes, is_legal),
+        *_end_to_end(name, shape, axes),
+        *_flattened(name, shape, axes, sizes),
+        *_with_axes(name, shape, axes, sizes),
+    ):
+        few = len(arranged.axes) <= _MOST_AXES
+        for order in permutations(arranged.axes) if few else [arranged.axes]:
+            if not all(map(_may_be, order, arranged.shape, map(sizes.get, order))):
+                continue
+            route = _finished(arranged, order, axes, sizes)
+            if (
+                route.cost <= _MOST
+                and route.cost < best.get(route.code, route._replace(cost=9)).cost
+            ):
+                best[route.code] = route
+    best.pop(name, None)
+    return sorted(best.values())
+
+
+def sharing(code: Mapping[str, str], axes: Mapping[str, Words]) -> str:
+    """What must be true of the tensors that are repeated."""
+    repeated = {n: re.findall(r"np.repeat.*axis=(\d)", c) for n, c in code.items()}
+    words = {axes[name][int(axis)] for name, found in repeated.items() for axis in found}
+    names = [name for name, found in repeated.items() if found]
+    if not names:
+        return ""
+    many = len(names) > 1 or names[0].endswith(("keys", "values", "sinks", "slopes", "lengths"))
+    are = f"{' and '.join(names)} {'are' if many else 'is'}"
+    return f"{are} for every {'batch entry' if any(map(is_batch, words)) else 'head'}"
+
+
+def is_heads(word: str) -> bool:
+    """Whether a word is one for heads."""
+    return word.endswith("heads")
+
+
+def is_batch(word: str) -> bool:
+    """Whether a word is one for a batch axis."""
+    return word.startswith("batch") and "*" not in word
+
+
+def _as_it_is(name: str, shape: Shape, axes: Words) -> Iterator[_Arranged]:
+    """All axes are there, in whatever order."""
+    if len(shape) == len(axes):
+        yield _Arranged(0, name, shape, axes)
+
+
+def _without_ones(name: str, shape: Shape, axes: Words, is_legal: bool) -> Iterator[_Arranged]:
+    """Axes of 1 too many."""
+    surplus = len(shape) - len(axes)
+    if surplus <= 0:
+        return
+    for dropped in combinations([axis for axis, n in enumerate(shape) if n == 1], surplus):
+        left = tuple(n for axis, n in enumerate(shape) if axis not in dropped)
+
+        def read(order: Words, dropped: tuple[int, ...] = dropped) -> Words:
+            words = iter(order)
+            return tuple("1" if axis in dropped else next(words) for axis in range(len(shape)))
+
+        code = f"{name}.reshape{left}" if left else f"{name}.reshape(())"
+        within = any(0 < axis < len(shape) - 1 for axis in dropped)
+        yield _Arranged((2.5 if is_legal else 1) + within, code, left, axes, read)
+
+
+def _split(name: str, shape: Shape, axes: Words, sizes: Mapping[str, int]) -> Iterator[_Arranged]:
+    """Heads that lie in one axis with their features, or with the batch."""
+    heads = next((word for word in axes if is_heads(word)), "")
+    step = ONE_STEP & set(axes) if len(shape) == len(axes) - 2 else set()
+    if len(shape) != len(axes) - 1 - len(step) or not heads or not shape:
+        return
+    d, columns = axes[-1], shape[-1]
+    n_heads = sizes.get(heads) or columns // (sizes.get(d) or columns + 1)
+    if n_heads > 1 and columns % n_heads == 0:
+        split = (*shape[:-1], n_heads, *(1 for _ in step), columns // n_heads)
+        others = tuple(word for word in axes if word not in (heads, d) and word not in step)
+        cost = 4 if columns == sizes.get("d_qk") else 3.8
+        if split[-1] == sizes.get(d, sizes.get("d_qk")):
+            cost = 2
+        yield _Arranged(
+            cost, f"{name}.reshape{split}", split, (*others, heads, *step, d),
+            lambda order: (*(w for w in order[:-1] if w not in (heads, *step)), f"{heads} * {d}"),
+        )  # fmt: skip
+    if step:
+        return
+    batch, *_ = axes
+    known = sizes.get(batch), sizes.get(heads)
+    if is_batch(batch) and None not in known and 1 < prod(known) == shape[0]:
+        split = (*known, *shape[1:])
+        order = (batch, heads, *(word for word in axes if word not in (batch, heads)))
+        yield _Arranged(
+            2, f"{name}.reshape{split}", split, order,
+            lambda order: (f"{batch} * {heads}", *order[2:]),
+        )  # fmt: skip
+
+
+def _joined(
+    name: str, shape: Shape, axes: Words, sizes: Mapping[str, int], is_legal: bool
+) -> Iterator[_Arranged]:
+    """Heads that lie apart and should not; an axis that may be the batch is not taken for them."""
+    if len(shape) != len(axes) + 1 or len(axes) < 2 or any(map(is_heads, axes)):
+        return
+    columns, n_heads = sizes.get(axes[-1]), sizes.get("heads")
+    for at, code in ((-2, name), (-3, f"{name}.swapaxes({len(shape) - 3}, {len(shape) - 2})")):
+        heads, n = shape[at], shape[-5 - at]
+        joined = (*shape[:-3], n, heads * shape[-1])
+        if is_legal and (at == -3 or heads != n_heads):
+            continue
+        if heads > 1 and (columns == joined[-1] or columns is None and len(axes) == 2):
+
+            def read(order: Words, at: int = at) -> Words:
+                last = (order[-2], "heads") if at == -2 else ("heads", order[-2])
+                return (*order[:-2], *last, "d")
+
+            cost = (2 if n_heads in (None, heads) else 3) + 2.5 * is_legal
+            yield _Arranged(cost, f"{code}.reshape{joined}", joined, axes, read)
+
+
+def _end_to_end(name: str, shape: Shape, axes: Words) -> Iterator[_Arranged]:
+    """Sequences in a batch that should lie one after the other."""
+    if len(shape) != 4 or not axes[0].startswith("total"):
+        return
+    for at, code, words in (
+        (1, name, ("batch", "n", *axes[1:])),
+        (2, f"{name}.swapaxes(1, 2)", ("batch", axes[1], "n", axes[2])),
+    ):
+        joined = (shape[0] * shape[at], shape[3 - at], shape[3])
+        yield _Arranged(2, f"{code}.reshape{joined}", joined, axes, lambda _, words=words: words)
+
+
+def _flattened(
+    name: str, shape: Shape, axes: Words, sizes: Mapping[str, int]
+) -> Iterator[_Arranged]:
+    """Batch and time in one axis, as for a linear layer."""
+    if len(shape) != len(axes) - 1 or [is_batch(word) for word in axes].count(True) != 1:
+        return
+    time = [word for word in axes[:2] if word[0] in "nT" and not is_heads(word)]
+    batch = next((sizes.get(word, 0) for word in axes[:2] if is_batch(word)), 0)
+    if not time or batch < 2 or shape[0] % batch:
+        return
+    n = shape[0] // batch
+    split = (batch, n, *shape[1:]) if is_batch(axes[0]) else (n, batch, *shape[1:])
+    both, cost = f"{axes[0]} * {axes[1]}", 2 if sizes.get(time[0]) == n else 3
+    yield _Arranged(
+        cost, f"{name}.reshape{split}", split, axes, lambda order: (both, *axes[2:])
+    )  # fmt: skip
+
+
+def _with_axes(
+    name: str, shape: Shape, axes: Words, sizes: Mapping[str, int]
+) -> Iterator[_Arranged]:
+    """Axes too few: they come in at the end, where it is known what they are."""
+    for there in combinations(axes, len(shape)) if len(shape) < len(axes) else ():
+        yield _Arranged(sum(_cost_of(w, sizes) for w in axes if w not in there), name, shape, there)
+
+
+def _cost_of(word: str, sizes: Mapping[str, int]) -> float:
+    """That of an axis which is not there."""
+    n = sizes.get(word, 1)
+    if is_batch(word):
+        return 1 if n == 1 else 3.5
+    if is_heads(word):
+        return 1 if n == 1 else 4
+    if word == "d_v" and n == 1:
+        return 2.5  # one number for each key
+    if n != 1 or word.startswith("d") or "*" in word:
+        return _NEVER
+    if word in ONE_STEP:
+        return 1
+    return 2 if word == "n_kv" else 4
+
+
+def _may_be(word: str, n: int, wanted: int | None) -> bool:
+    """Whether an axis of this size can become one of that size."""
+    return wanted in (None, n) or (n == 1 and (is_batch(word) or is_heads(word)))
+
+
+def _finished(arranged: _Arranged, order: Words, axes: Words, sizes: Mapping[str, int]) -> Route:
+    """Axes read in this order put in theirs; what is missing added, what there is one of repeated."""
+    cost, code = arranged.cost + _disorder(order, arranged.axes), arranged.code
+    there = [word for word in axes if word in order]
+    code, found = ordered(code, order, there), dict(zip(order, arranged.shape, strict=True))
+    if len(there) < len(axes) and there:
+        last = max(axis for axis, word in enumerate(axes) if word not in found)
+        index = ", ".join(":" if word in found else "None" for word in axes[: last + 1])
+        code = f"{code}[{'..., None' if there == list(axes[:-1]) else index}]"
+    shape = []
+    for axis, word in enumerate(axes):
+        n, wanted = found.get(word, 1), sizes.get(word)
+        if wanted not in (None, n):
+            if word in found:
+                cost += 3
+            code = (
+                f"np.repeat({code}, {wanted}, axis={axis})"
+                if there
+                else f"np.full({wanted}, {code})"
+            )
+            n = wanted
+        shape.append(n)
+    return Route(cost, code, tuple(shape), arranged.read(order))
+
+
+def _disorder(order: Words, likely: Words) -> float:
+    """The cost of axes in this order instead of that."""
+    moved = {a for a, b in zip(order, likely, strict=True) if a != b}
+    rest = tuple(word for word in likely if word != order[0])
+    if len(moved) > 2 and order[1:] == rest and order[0][0] in "nT" and not is_heads(order[0]):
+        return 2.5  # time first
+    if len(moved) != 2:
+        return 4 if moved else 0
+    outer = sum(is_batch(word) or is_heads(word) for word in moved)
+    if outer == 2:
+        return 4.2
+    if outer and any(word.startswith("d") for word in moved) and len(order) > 2:
+        return 5.2
+    first, last = sorted(map(likely.index, moved))
+    return 2 if last == first + 1 else 3.5
+
+
+def ordered(code: str, order: Words, axes: list[str]) -> str:
+    """An expression with its axes from one order into the other."""
+    source = [order.index(word) for word in axes]
+    moved = [axis for axis, other in enumerate(source) if axis != other]
+    if not moved:
+        return code
+    if len(axes) == 2:
+        return f"{code}.T"
+    if len(moved) > 2:
+        return f"{code}.transpose{tuple(source)}"
+    i, j = moved
+    if j == len(axes) - 1 == i + 1 or len(axes) > 3 and j == len(axes) - 2 == i + 1:
+        i, j = j - len(axes), i - len(axes)  # counted from the end, where they are always the same
+    return f"{code}.swapaxes({i}, {j})"

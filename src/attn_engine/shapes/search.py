@@ -1,0 +1,349 @@
+"""What to change where shapes do not fit: candidates are made, tried, and ranked by what axes mean.
+
+A repair is kept only if all shapes fit after it, and those that change fewest tensors in the
+likeliest ways come first. Where none is found the sizes contradict each other, and the error says
+where.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations, product
+from typing import NamedTuple
+
+from .rewrites import Route, Words, is_batch, is_heads, routes, sharing
+from .signature import Form, Sizes, no_rule
+from .words import Shape, ShapeError, in_words
+
+_MOST = 6.0  # what costs more is a guess
+_AS_LIKELY = 0.5  # how much more another repair may cost that is told too
+_NO_BROADCAST = "take the entries that belong together, nothing is broadcast"
+
+
+class Call(NamedTuple):
+    """The shapes of a call, and what is known of the sizes they should have."""
+
+    shapes: Mapping[str, Shape]
+    forms: Sequence[Form]  # the first one is the caller's own, as strict as can be
+    sizes: Mapping[str, int] = {}
+    source: str = ""  # who has these sizes
+    exchanges: Sequence[tuple[str, str]] = ()  # often passed in each other's place, the first more
+    parameters: Sequence[str] = ()  # they are made for the data: the first to be blamed
+    advice: Mapping[str, str] = {}  # what to do about an axis
+    beside: Mapping[str, Shape] = {}  # those of masks and lengths, which bear witness
+
+    def fits(self) -> bool:
+        """Whether all shapes fit in a form that the options allow."""
+        return any(
+            not form.options and form.with_tensors(self.shapes, self.sizes) is not None
+            for form in self.forms
+        )
+
+    def has_axes(self) -> bool:
+        """Whether there is a form in which all have as many axes as they have."""
+        return any(
+            all(len(form.axes[name]) == len(shape) for name, shape in self.shapes.items())
+            for form in self.forms
+        )
+
+    def without_rules(self) -> "Call":
+        """The same where only equal words must have equal sizes."""
+        return self._replace(forms=[form._replace(rule=no_rule) for form in self.forms])
+
+    def repaired(self) -> ShapeError | None:
+        """The error about shapes that fit after a change of axes or options, if there is one."""
+        found = _found(self) or _found(self._replace(beside={}))
+        return _repaired(self, found) if found else None
+
+    def error(self) -> ShapeError:
+        """What is wrong with shapes that do not fit."""
+        return self.repaired() or _contradicted(self) or _contradicted(self.without_rules())
+
+
+class _Repair(NamedTuple):
+    """What to write for each tensor that changes, what that leads to, and what must be true."""
+
+    cost: float
+    form: Form
+    code: dict[str, str]
+    shapes: dict[str, Shape]
+    readings: dict[str, Words]
+
+    @property
+    def is_exchange(self) -> bool:
+        """Whether two tensors take each other's place."""
+        codes = [code.removesuffix(".T") for code in self.code.values()]
+        return len(codes) == 2 and list(self.code) == codes[::-1]
+
+    @property
+    def adds_copies(self) -> bool:
+        """Whether a tensor gets an axis of several that are the same."""
+        return any(code.startswith("np.repeat") and "None" in code for code in self.code.values())
+
+    @property
+    def fix(self) -> str:
+        """In one line."""
+        steps = list(self.code.values())
+        fix = f"use {', '.join(steps[:-1])}{' and ' * (len(steps) > 1)}{steps[-1]}" if steps else ""
+        if self.is_exchange:
+            fix = f"exchange {' and '.join(steps[::-1])}"
+        return " and ".join(filter(None, (fix, self.form.advice)))
+
+    @property
+    def sharing(self) -> str:
+        """What must be true if something is repeated."""
+        return sharing(self.code, self.form.axes)
+
+    @property
+    def condition(self) -> str:
+        """What the axes of the tensors must be."""
+        readings = self.readings or dict([next(iter(self.form.axes.items()))])
+        return " and ".join(f"{name} is {in_words(axes)}" for name, axes in readings.items())
+
+
+def _found(call: Call) -> list[_Repair]:
+    """The likeliest repairs; more than one only if no size tells which is meant."""
+    found = list(_exchanges(call))
+    best = min((repair.cost for repair in found), default=_MOST - _AS_LIKELY)
+    for count in range(len(call.shapes) + 1):
+        if (count + 1) / 2 > best + _AS_LIKELY:
+            break
+        for form in call.forms:
+            for changed in combinations(call.shapes, count):
+                for repair in _changing(call, form, changed, best + _AS_LIKELY - form.cost):
+                    if repair.cost <= best + _AS_LIKELY:
+                        found.append(repair)
+                        best = min(best, repair.cost)
+    likely: dict[str, _Repair] = {}
+    for repair in sorted(found, key=lambda repair: repair.cost):
+        if repair.cost <= best + _AS_LIKELY:
+            likely.setdefault(repair.fix, repair)
+    return list(likely.values())[:3]
+
+
+def _exchanges(call: Call) -> Iterator[_Repair]:
+    """Repairs in which two tensors take each other's place."""
+    there = [pair for pair in call.exchanges if call.shapes.keys() >= set(pair)]
+    for form in call.forms:
+        for (unusual, (a, b)), turn in product(enumerate(there), ("", ".T")):
+            step = -1 if turn else 1
+            shapes = {**call.shapes, a: call.shapes[b][::step], b: call.shapes[a][::step]}
+            sizes = form.with_tensors(shapes, call.sizes)
+            if sizes is not None and (not turn or len(shapes[a]) == len(shapes[b]) == 2):
+                cost = 2.5 + unusual / 2 + form.cost + form.against(call.beside, sizes)
+                code = {a: b + turn, b: a + turn}
+                yield _Repair(cost + 2 * bool(turn), form, code, shapes, {a: form.axes[b][::step]})
+
+
+def _changing(call: Call, form: Form, changed: tuple[str, ...], limit: float) -> Iterator[_Repair]:
+    """Repairs that change exactly these tensors, and cost no more."""
+    kept = {name: shape for name, shape in call.shapes.items() if name not in changed}
+    sizes = form.with_tensors(kept, call.sizes)
+    for cost, steps in _steps(call, form, changed, sizes, limit) if sizes is not None else ():
+        if steps or form.options:
+            shapes = kept | {name: route.shape for name, route in steps.items()}
+            doubt = form.against(call.beside, form.with_tensors(shapes, call.sizes))
+            yield _Repair(
+                cost + form.cost + doubt + _doubt(call, form, steps),
+                form,
+                {name: route.code for name, route in steps.items()},
+                shapes,
+                {name: route.reading for name, route in steps.items()},
+            )
+
+
+def _doubt(call: Call, form: Form, steps: dict[str, Route]) -> float:
+    """What it costs to change all tensors, so that none is left to bear witness."""
+    if len(steps) < max(len(call.shapes), 2):
+        return 0
+    turned = any(
+        "reshape" not in route.code and route.reading[-1:] != form.axes[name][-1:]
+        for name, route in steps.items()
+    )
+    columns_first = all(route.code.endswith(".swapaxes(-1, -2)") for route in steps.values())
+    return 4 if turned and not call.sizes and not (columns_first and len(steps) > 2) else 1.5
+
+
+def _steps(
+    call: Call, form: Form, names: tuple[str, ...], sizes: Sizes, limit: float,
+    taken: tuple[str, ...] = (),
+) -> Iterator[tuple[float, dict[str, Route]]]:  # fmt: skip
+    """Routes for all these tensors that lead to shapes which fit, with what they cost together."""
+    if not names:
+        yield 0, {}
+        return
+    name, *rest = names
+    shape, axes = call.shapes[name], form.axes[name]
+    known = {w: n for w in axes if (n := form.size_of(w, sizes)) is not None}
+    known |= {w: sizes[w] for w in ("heads", "d_qk") if w in sizes}
+    for route in routes(name, shape, axes, known, call.has_axes()):
+        slip = re.sub(rf"\b{name}\b|(?<=reshape)\(.*?\)", "", route.code)
+        cost = 0.5 if slip in taken else route.cost  # the same slip again
+        after = form.with_tensors({name: route.shape}, sizes)
+        if after is None or cost + len(rest) / 2 > limit:
+            continue
+        for more, steps in _steps(call, form, tuple(rest), after, limit - cost, (*taken, slip)):
+            yield cost + more, {name: route} | steps
+
+
+def _repaired(call: Call, found: list[_Repair]) -> ShapeError:
+    """The error with its repairs."""
+    best = found[0]
+    if names := [name for name in call.shapes if name in best.code]:
+        tensor, right = names[0], best.shapes[names[0]]
+        what = _difference(call, best.form, tensor, right, set(names))
+    else:
+        tensor, what = _clash(call)
+        right = call.shapes[tensor]
+    other = _contradicted(call)
+    is_guess = best.adds_copies and call.has_axes() and other is not None
+    several = len(found) > 1 or is_guess
+    conditions = [
+        " and ".join(filter(None, (r.condition if several else "", r.sharing))) for r in found
+    ]
+    fixes = [f"{r.fix} if {c}" if c else r.fix for r, c in zip(found, conditions, strict=True)]
+    if is_guess:
+        return ShapeError(other.args[0], ", or ".join([other.fix, *fixes]), *other.args[2:])
+    is_bold = best.is_exchange or len(best.code) == len(call.shapes)
+    if is_bold and other and other.fix.startswith("project one"):
+        fixes.append(other.fix)  # the size of one tensor may as well be wrong
+    changes = {name: best.shapes[name] for name in names} | dict(best.form.options)
+    axes = in_words(best.form.axes[tensor])
+    return ShapeError(
+        what, ", or ".join(fixes), tensor, call.shapes[tensor], right, axes, changes, best.code
+    )
+
+
+def _difference(call: Call, form: Form, tensor: str, right: Shape, changed: set[str]) -> str:
+    """Where the shape of a tensor is not the right one, and who says so."""
+    shape, words = call.shapes[tensor], form.axes[tensor]
+    others = [f"{name} {other}" for name, other in call.shapes.items() if name != tensor]
+    beside = f" ({', '.join(others)})" if others else ""
+    if len(shape) != len(words):
+        count = f"{len(shape)} ax{'i' if len(shape) == 1 else 'e'}s"
+        return (
+            f"{tensor}: shape {shape} has {count}, expected {len(words)} "
+            f"{in_words(form.axes[tensor])}{beside}"
+        )
+    wrong = [axis for axis in zip(words, shape, right, strict=True) if axis[1] != axis[2]]
+    for word, got, n in wrong:
+        said = _who_says(call, form, word, changed)
+        if said:
+            other, theirs, other_shape = said
+            both = f"{tensor} {shape}, axes {in_words(form.axes[tensor])}"
+            if other_shape is not None:
+                both = f"{other} {other_shape}, {both}"
+            have = "have" if other.endswith("keys") or other in ("values", "scores") else "has"
+            return f"{tensor}: {word} is {got} but {other} {have} {theirs} {n} ({both})"
+    if wrong:
+        shown = f"expected {right} {in_words(form.axes[tensor])}"
+    else:
+        shown = "in the place of another"
+    return f"{tensor}: shape {shape}, {shown}{beside}"
+
+
+def _who_says(
+    call: Call, form: Form, word: str, changed: set[str]
+) -> tuple[str, str, Shape | None] | None:
+    """Who has the size of an axis: a tensor that does not change, its word for the axis, its shape."""
+    same = form.same.get(word, word)
+    if same in call.sizes:
+        return call.source, word, None
+    for other in sorted(call.shapes, key=call.parameters.__contains__):
+        words = form.axes[other]
+        if other not in changed and len(words) == len(call.shapes[other]):
+            for theirs in words:
+                if form.same.get(theirs, theirs) == same:
+                    return other, theirs, call.shapes[other]
+    return None
+
+
+def _clash(call: Call) -> tuple[str, str]:
+    """The first tensor that does not go with those before it, and why."""
+    form, sizes = call.forms[0], call.sizes
+    for tensor, shape in call.shapes.items():
+        after = form.with_tensors({tensor: shape}, sizes)
+        if after is None and len(shape) == len(form.axes[tensor]):
+            rest = list(call.shapes)
+            right = tuple(
+                n if (n := form.size_of(w, sizes)) is not None else got
+                for w, got in zip(form.axes[tensor], shape, strict=True)
+            )
+            later = set(rest[rest.index(tensor) + 1 :])
+            return tensor, _difference(call, form, tensor, right, later)
+        sizes = sizes if after is None else after
+    shapes = ", ".join(f"{name} {shape}" for name, shape in call.shapes.items())
+    return next(iter(call.shapes)), f"{next(iter(call.shapes))}: shapes do not fit ({shapes})"
+
+
+def _contradicted(call: Call) -> ShapeError | None:
+    """Which sizes contradict each other: as few tensors as can be are to have others."""
+    order = [name for name in (*call.parameters, *reversed(call.shapes)) if name in call.shapes]
+    order = list(dict.fromkeys(order))
+    best, least = None, 99.0
+    for form in call.forms:
+        for count in range(1, len(order) + 1):
+            for changed in combinations(order, count) if not form.options else ():
+                cost, right = _resized(call, form, changed)
+                if cost < least:
+                    best, least = (form, right), cost
+    if best is None:
+        return None
+    form, right = best
+    changed = [name for name in call.shapes if name in right]
+    tensor = changed[0]
+    what = _difference(call, form, tensor, right[tensor], set(changed))
+    fix = _advice(call, form, tensor, right[tensor], set(changed))
+    axes = in_words(form.axes[tensor])
+    return ShapeError(what, fix, tensor, call.shapes[tensor], right[tensor], axes, right)
+
+
+def _resized(call: Call, form: Form, changed: Sequence[str]) -> tuple[float, dict[str, Shape]]:
+    """Right shapes for some tensors if the others are right, and how unlikely that is."""
+    kept = {name: shape for name, shape in call.shapes.items() if name not in changed}
+    sizes = form.with_tensors(kept, call.sizes)
+    cost, right = float(len(changed)), {}
+    for name in (n for n in call.shapes if n in changed):
+        if sizes is None:
+            return 99.0, {}
+        shape, words = call.shapes[name], form.axes[name]
+        cost += abs(len(shape) - len(words))
+        own = ((1,) * len(words) + shape)[len(shape) :] if words else ()
+        known = [form.size_of(word, sizes) for word in words]
+        new = tuple(m if n is None else n for n, m in zip(known, own, strict=True))
+        if name == "query" and any(
+            is_heads(w) and n != m for w, n, m in zip(words, new, own, strict=True)
+        ):
+            cost += 1.5  # there may be fewer key heads than query heads, seldom more
+        right[name] = new
+        sizes = form.with_tensors({name: new}, sizes)
+    cost += form.against(call.beside, sizes)
+    return (99.0, {}) if sizes is None else (cost, right)
+
+
+def _advice(call: Call, form: Form, tensor: str, right: Shape, changed: set[str]) -> str:
+    """What can be done where no change of axes helps."""
+    shape, words = call.shapes[tensor], form.axes[tensor]
+    if len(shape) != len(right):
+        kept = {name: s for name, s in call.shapes.items() if name not in changed}
+        sizes = form.with_tensors(kept, call.sizes) or {}
+        sized = [form.size_of(word, sizes) for word in words]
+        as_known = tuple(w if n is None else str(n) for w, n in zip(words, sized, strict=True))
+        return f"make it {', '.join(dict.fromkeys(map(in_words, (as_known, words))))}"
+    wrong = [axis for axis in zip(words, shape, right, strict=True) if axis[1] != axis[2]]
+    word, got, n = wrong[0]
+    if word in call.advice:
+        return call.advice[word].format(tensor=tensor, got=got, n=n, right=right)
+    if is_batch(word):
+        return _NO_BROADCAST
+    if is_heads(word):
+        of_query = "n_heads must be n_kv_heads, or a multiple of it with enable_gqa=True"
+        return "key and value have the same heads" if tensor == "value" else of_query
+    if not word.startswith("d") or len(shape) == 1:
+        return f"make it {right} {in_words(words)}"
+    if tensor not in call.parameters:
+        return f"project it, e.g. {tensor} @ P with P {(got, n)}"
+    others = [name for name in call.shapes if name != tensor and word in form.axes[name]]
+    if len(others) == len(wrong) == 1 and others[0] not in call.parameters:
+        data = f"{others[0]} to {word} {got}, e.g. {others[0]} @ P with P {(n, got)}"
+        return f"make it {right}, or bring {data}"
+    return f"make it {right}"
