@@ -9,10 +9,10 @@ from support.oracle import assert_same_bits
 from support.packing import LENGTHS, NAMES, OPTIONS, Packed
 
 from attn_engine import (
-    reference_backward,
     scaled_dot_product_attention_varlen,
     scaled_dot_product_attention_varlen_backward,
 )
+from attn_engine.reference import dot_product_backward as reference_backward
 
 pytestmark = pytest.mark.usefixtures("isa")
 TENSORS = NAMES[:3]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from attn_engine import reference
-from attn_engine.dot_product.attention import attention as dot_product
+from attn_engine.dot_product import attention as dot_product
 
 try:
     import onnx

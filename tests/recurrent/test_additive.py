@@ -10,8 +10,8 @@ from attn_engine import (
     concat_attention,
     explain,
     project_keys,
-    reference_classic,
 )
+from attn_engine.reference import recurrent as reference_classic
 
 EYE, V2 = np.eye(2), np.array([[1.0, 2.0], [3.0, 4.0]])
 EXTREMES = [0.0, -0.0, 1e-8, -1e-8, 9.0, -9.0, 20.0, -20.0, 44.0, -44.0, 1e4, -1e4]

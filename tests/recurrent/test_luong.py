@@ -9,9 +9,9 @@ from attn_engine import (
     dot_attention,
     general_attention,
     monotonic_attention,
-    reference_classic,
     scaled_dot_product_attention,
 )
+from attn_engine.reference import recurrent as reference_classic
 
 STATES = np.array([[1.0, 0.0, 0.2], [0.5, 0.5, 0.1], [0.1, 0.9, 0.3]])  # cat, sat, mat
 

@@ -15,7 +15,6 @@ from ..inputs.arrays import CODES, is_walkable
 from ..inputs.keywords import CacheKeywords, No, Yes
 from ..results import AttentionResult, LseResult, WeightsResult, attention_result
 from . import checks
-from .checks import plain_attention as _plain_attention
 from .memory import make_pools
 from .page_table import no_pages
 from .settings import Kind, check_kind
@@ -317,7 +316,9 @@ class KVCache:
             and return_weights is False
             and return_lse is False
         ):
-            plain = _plain_attention(self._kind, pages, pools, query, is_causal, scale, threads)
+            plain = checks.plain_attention(
+                self._kind, pages, pools, query, is_causal, scale, threads
+            )
             if plain is not None:
                 _attend(*plain)
                 return plain[3]

@@ -26,14 +26,7 @@ except ImportError as error:
 
 from ..dot_product.attention import scaled_dot_product_attention
 from ..dot_product.rotary import rotary_embedding as _rotary_embedding
-from ..inputs.arrays import (
-    as_array,
-    as_floats,
-    as_integers,
-    check_same_dtype,
-    compute_type,
-    rounded_to,
-)
+from ..inputs import arrays
 from ..inputs.options import check_range
 from ..plans import explain
 from ..reference.dot_product import scores_and_visible, visible_sum
@@ -135,8 +128,8 @@ def attention(
     """
     windows = left_window_size, right_window_size
     softmax_type = _check_attributes(is_causal, qk_matmul_output_mode, softmax_precision, *windows)
-    Q, K, V = as_floats("Q", Q), as_floats("K", K), as_floats("V", V)
-    check_same_dtype("K", K, "Q", Q)
+    Q, K, V = arrays.as_floats("Q", Q), arrays.as_floats("K", K), arrays.as_floats("V", V)
+    arrays.check_same_dtype("K", K, "Q", Q)
     query = _split_heads("Q", Q, "q_num_heads", q_num_heads)
     key = _split_heads("K", K, "kv_num_heads", kv_num_heads)
     value = _split_heads("V", V, "kv_num_heads", kv_num_heads)
@@ -206,7 +199,7 @@ def rotary_embedding(
     ValueError, TypeError
         A shape or a value is wrong; an argument is of a wrong kind.
     """
-    X = as_floats("X", X)
+    X = arrays.as_floats("X", X)
     Y = _rotary_embedding(
         _split_heads("X", X, "num_heads", num_heads), cos_cache, sin_cache, position_ids,
         interleaved=bool(interleaved), rotary_dim=rotary_embedding_dim or None,
@@ -271,8 +264,8 @@ def _fused(
     tensors = [x.astype(work, copy=False) for x in (query, key, value)]
     if mode == _AFTER_SOFTMAX:
         Y, weights = scaled_dot_product_attention(*tensors, mask, return_weights=True, **options)
-        return rounded_to(Y, dtype), rounded_to(weights, dtype)
-    Y = rounded_to(scaled_dot_product_attention(*tensors, mask, **options), dtype)
+        return arrays.rounded_to(Y, dtype), arrays.rounded_to(weights, dtype)
+    Y = arrays.rounded_to(scaled_dot_product_attention(*tensors, mask, **options), dtype)
     return Y, None if mode is None else _scores(call)[0][mode]
 
 
@@ -298,7 +291,7 @@ def _scores(call: _Call) -> tuple[tuple[np.ndarray, np.ndarray, np.ndarray], np.
     """Scores as qk_matmul_output modes 0, 1 and 2 show them, rounded likewise; what is visible."""
     query, key, _, mask, options = call
     scale, softcap = options["scale"], options["softcap"]
-    dtype, compute = query.dtype, compute_type(query.dtype)
+    dtype, compute = query.dtype, arrays.compute_type(query.dtype)
     key = _for_each_query_head(key, query)
     scale = 1 / sqrt(query.shape[3] or 1) if scale is None else scale
     root = sqrt(abs(scale))  # the graph scales both sides
@@ -369,8 +362,8 @@ def _merge_heads(x: np.ndarray) -> np.ndarray:
 
 def _append(past_name: str, past: ArrayLike, name: str, new: np.ndarray) -> np.ndarray:
     """What is past, then what is new."""
-    past = as_floats(past_name, past)
-    check_same_dtype(past_name, past, name, new)
+    past = arrays.as_floats(past_name, past)
+    arrays.check_same_dtype(past_name, past, name, new)
     batch, heads, _, d = new.shape
     if past.ndim != 4 or past.shape != (batch, heads, past.shape[2], d):
         raise ValueError(f"{past_name}: shape {past.shape}, expected ({batch}, {heads}, any, {d})")
@@ -384,7 +377,7 @@ def _for_each_query_head(x: np.ndarray, query: np.ndarray) -> np.ndarray:
 
 def _key_counts(nonpad_kv_seqlen: ArrayLike, key: np.ndarray) -> np.ndarray:
     """How many keys of each batch entry count."""
-    counts = as_integers("nonpad_kv_seqlen", nonpad_kv_seqlen)
+    counts = arrays.as_integers("nonpad_kv_seqlen", nonpad_kv_seqlen)
     if counts.shape != key.shape[:1]:
         raise ValueError(f"nonpad_kv_seqlen: shape {counts.shape}, expected {key.shape[:1]}")
     check_range("nonpad_kv_seqlen", counts, key.shape[2])
@@ -395,9 +388,9 @@ def _full_mask(mask: ArrayLike | None, n_kv: int, dtype: np.dtype) -> np.ndarray
     """The mask in a dtype that the engine takes, with an entry for every key."""
     if mask is None:
         return None
-    mask = as_array("attn_mask", mask)
+    mask = arrays.as_array("attn_mask", mask)
     if mask.dtype.kind in "iu":
-        mask = mask.astype(compute_type(dtype))
+        mask = mask.astype(arrays.compute_type(dtype))
     missing = n_kv - mask.shape[-1] if mask.ndim else 0
     if missing <= 0:
         return mask
