@@ -82,7 +82,7 @@ def set_isa(name: str | None) -> None:
 
     Parameters
     ----------
-    name : {"scalar", "avx2", "avx512", "neon"} or None
+    name : {"scalar", "avx2", "avx512"} or None
         None is the best that this CPU supports.
 
     Raises

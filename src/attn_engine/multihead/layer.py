@@ -348,7 +348,7 @@ class MultiheadAttention(MultiheadParameters):
             num_threads=num_threads,
             **options,
         )
-        output = project(context, self.out_proj.weight, self.out_proj.bias, threads)
+        output = project(context, self.out_proj.weight, self.out_proj.bias)
         weights = saved = None
         if need_weights:
             weights = np.roll(attended.weights, -added, -1) if added else attended.weights
@@ -392,7 +392,7 @@ class MultiheadAttention(MultiheadParameters):
         if weights is None:
             weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
         sizes = (self.embed_dim, self._kind.kv_dim)
-        parts = project_inputs(inputs[:3], weights, self.in_proj_bias, sizes, threads)
+        parts = project_inputs(inputs[:3], weights, self.in_proj_bias, sizes)
         for i, row in ((1, self.bias_k), (2, self.bias_v)):
             rows = [row] * self.add_bias_kv + [np.zeros(1, parts[i].dtype)] * self.add_zero_attn
             parts[i] = with_rows(rows, parts[i], 1 - inputs.batch_axis)
