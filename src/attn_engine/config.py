@@ -258,7 +258,7 @@ def _apply_environment() -> None:
 
 
 def _openmp_stack() -> int:
-    """Bytes of the stacks of OpenMP's threads, the most that any runtime is told; 0 = the default."""
+    """Bytes of the stacks of OpenMP's threads, the most any runtime is told; 0 = the default."""
     sizes = [0]
     for variable in ("OMP_STACKSIZE", "GOMP_STACKSIZE", "KMP_STACKSIZE"):
         if size := re.fullmatch(

@@ -39,7 +39,7 @@ def gradient_of_tokens(gradient: np.ndarray, weight: np.ndarray) -> np.ndarray:
 def gradient_of_weight(
     gradient: np.ndarray, x: np.ndarray, out: np.ndarray | None = None
 ) -> np.ndarray:
-    """By the weight, from the gradient by x @ weight^T; rows without a gradient may hold anything."""
+    """By the weight, from the gradient by x @ weight^T; rows without one may hold anything."""
     gradient, x = rows_of(gradient), rows_of(x).astype(gradient.dtype, copy=False)
     with np.errstate(all="ignore"):
         product = np.matmul(gradient.T, x, out=out)

@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from programs import needs
+from support.programs import needs
 
 from attn_engine import _core
 

@@ -82,7 +82,7 @@ class KVCache:
 
     Every operation is all or nothing: an error, a signal or no memory leaves the cache as it was.
     For that a ring has spare pages, for as many tokens as may be appended and attended at once; an
-    append of more doubles its memory while it lasts. A copy (`copy.copy`, `copy.deepcopy`, `pickle`) shares nothing; its bytes are the tokens alone.
+    append of more doubles its memory while it lasts. A copy shares nothing, holds the tokens alone.
 
     A cache is for one thread at a time: attention may run beside attention, but not beside a
     method that changes the cache. After `reset` it is usable, whatever was done to it.

@@ -47,16 +47,19 @@ def long_cython_functions(text):
     return long
 
 
+def _blank(match):
+    return re.sub(r"[^\n]", " ", match[0])
+
+
 def long_c_functions(text):
     """Signatures' first lines of the functions that are too long, from there to the closing brace.
 
     A signature begins on the last line before the body that is not indented, as the formatter
     leaves it, so it may have several lines.
     """
-    blank = lambda match: re.sub(r"[^\n]", " ", match[0])  # noqa: E731
     literal = r'"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\''
-    code = re.sub(rf"/\*.*?\*/|//[^\n]*|{literal}", blank, text, flags=re.DOTALL)
-    code = re.sub(r"^[ \t]*#(?:.*\\\n)*.*", blank, code, flags=re.MULTILINE)
+    code = re.sub(rf"/\*.*?\*/|//[^\n]*|{literal}", _blank, text, flags=re.DOTALL)
+    code = re.sub(r"^[ \t]*#(?:.*\\\n)*.*", _blank, code, flags=re.MULTILINE)
     long, depth, start = [], 0, None
     for match in re.finditer(r"[{}]", code):
         if match[0] == "{":
@@ -67,8 +70,8 @@ def long_c_functions(text):
             depth += 1
         else:
             depth -= 1
-            if depth == 0 and start is not None:
-                if code.count("\n", start, match.start()) + 1 > FUNCTION_LINES:
-                    long.append(text[start:].split("\n", 1)[0])
+            ends = depth == 0 and start is not None
+            if ends and code.count("\n", start, match.start()) + 1 > FUNCTION_LINES:
+                long.append(text[start:].split("\n", 1)[0])
     assert depth == 0, "braces that do not match outside of the preprocessor's lines"
     return long

@@ -5,9 +5,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from programs import needs
+from support.programs import needs
 
-CSRC = Path(__file__).parents[1] / "csrc"
+CSRC = Path(__file__).parents[2] / "csrc"
 
 # A line of a header or source and what it becomes, a source, the assertion that it breaks.
 CASES = "there is a case for all"
