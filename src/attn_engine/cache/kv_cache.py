@@ -77,8 +77,7 @@ class KVCache:
     -----
     Results are those of `scaled_dot_product_attention` over all tokens of an entry, within the
     same error bound for the numbers as they are stored, and do not depend on how many tokens were
-    appended at a time. A number that is not finite is seen where its token is seen; with "int8" it
-    makes all of its token's key or value NaN.
+    appended at a time. With "int8" a number that is not finite makes its key or value all NaN.
 
     Every operation is all or nothing: an error, a signal or no memory leaves the cache as it was.
     For that a ring has spare pages, for as many tokens as may be appended and attended at once; an
