@@ -1,7 +1,7 @@
 """`KVCache`: a step of decoding against what is cached, in every storage, and appending.
 
-"arrays" is `scaled_dot_product_attention` on plain arrays of the same tokens. What a step has to read
-is in extra_info.
+"arrays" is `scaled_dot_product_attention` on plain arrays of the same tokens. What a step has to
+read is in extra_info.
 
 Run it by `pytest benchmarks/bench_cache.py --benchmark-json cache.json`.
 """
@@ -32,7 +32,7 @@ def draw(*shape):
 
 @pytest.fixture
 def step(benchmark):
-    """A function of (storage, context, ...) that checks and times attention from the last tokens."""
+    """A function of (storage, context, ...): checks and times attention from the last tokens."""
 
     def run(storage, context, group=4, *, batch=1, n_q=1, threads=None, page_size=None):
         threads = threads or get_num_threads()

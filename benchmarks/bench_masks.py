@@ -1,4 +1,5 @@
-"""Masks: what is hidden by shape (causal, window, lengths) should cost nothing; dense masks, weights.
+"""Masks: what is hidden by shape (causal, window, lengths) should cost nothing; dense masks,
+weights.
 
 Run it by `pytest benchmarks/bench_masks.py --benchmark-json masks.json`.
 """

@@ -6,9 +6,9 @@
     python benchmarks/figures.py cache.json
 
 Rewrites what stands in README.md between <!-- speed --> and <!-- /speed --> and docs/speed.svg from
-the cases of attention, and <!-- additive --> and docs/additive.svg from those of recurrent networks,
-as far as the files have such cases. Every case that was timed is in a table, the lost ones included.
-With the second line docs/cost.svg, with the third what stands at <!-- cache -->.
+the cases of attention, and <!-- additive --> and docs/additive.svg from those of recurrent
+networks, as far as the files have such cases. Every case that was timed is in a table, the lost
+ones included. With the second line docs/cost.svg, with the third what stands at <!-- cache -->.
 """
 
 import json
@@ -106,7 +106,10 @@ def cache_table(run: dict) -> str:
             f"{cpu}, one thread, {run['datetime'][:10]}, medians. Commands:",
             "",
             "```sh",
-            "python -m pytest benchmarks/bench_cache.py -k 'context or group' --benchmark-json cache.json",
+            (
+                "python -m pytest benchmarks/bench_cache.py -k 'context or group' --benchmark-json "
+                "cache.json"
+            ),
             "python benchmarks/figures.py cache.json",
             "```",
             "",
@@ -157,7 +160,8 @@ def table(runs: list[dict]) -> str:
         limits = " and ".join(f"{run['product_gflops']:.0f}" for run in runs)
         what += (
             f" %: share of the limit measured in the same run ({limits} Gflop/s for the best 2048³ "
-            "float32 product; for decode the rate of summing one buffer of the size of K and V over "
+            "float32 product; for decode the rate of summing one buffer of the size of K and V "
+            "over "
             "and over, out of whichever cache holds it)."
         )
     lines += [

@@ -1,9 +1,7 @@
 # cython: language_level=3, freethreading_compatible=True
 """The binding to the C engine, and the only file that touches it.
 
-Arrays come in through the buffer protocol, already checked by problem.py: this file fills the C
-structs, releases the GIL, and turns a status into an exception. It computes nothing.
-"""
+Arrays come in as buffers, already checked. They fill C structs; a status becomes an exception."""
 
 from cpython.buffer cimport PyBUF_STRIDES, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_SetName

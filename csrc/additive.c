@@ -69,6 +69,7 @@ INLINE vec transpose_keys(const attn_problem *p, int64_t batch, int64_t head, in
 /* Keys of one group as exponentials, and below them the largest |k| of each. */
 static void make_tile(const attn_problem *p, int64_t batch, int64_t head, int64_t group,
                       real *tile) {
+    _Static_assert(KEY_GROUP % LANES == 0, "a group of keys is whole vectors");
     for (int lane = 0; lane < KEY_GROUP; lane += LANES) {
         const int64_t j = group * KEY_GROUP + lane;
         v_store(tile + p->d_qk * KEY_GROUP + lane,
@@ -178,6 +179,7 @@ static void score_group(const additive *t, int64_t group) {
         bool has_raw = false;
         for (int64_t r = 0, rows; r < t->rows; r += rows) {
             rows = min_i(ROWS, t->rows - r);
+            _Static_assert(ROWS <= 4, "there is a case for all");
             switch (rows) {
             case 1: score_rows(1, t, r, j, tile + lane, &has_raw); break;
             case 2: score_rows(2, t, r, j, tile + lane, &has_raw); break;

@@ -225,6 +225,7 @@ static work work_of(const attn_call *call, int64_t task, real *scratch) {
     work w = {.g = g, .p = p, .batch = pair / p->n_heads, .head = pair % p->n_heads};
     w.c0 = share(spans, i, plan) * SPAN, w.c1 = min_i(p->d_qk, share(spans, i + 1, plan) * SPAN);
     w.d0 = share(vecs, i, plan) * LANES, w.d1 = min_i(p->d_v, share(vecs, i + 1, plan) * LANES);
+    _Static_assert(KEY_GROUP % LANES == 0, "a row is whole vectors");
     w.stride = round_up(p->n_kv, KEY_GROUP);
     w.weights = scratch + plan->scratch.scores;
     w.gradients = scratch + plan->scratch.gradients;

@@ -150,6 +150,7 @@ static void gradient_tiles(const work *w, const span *t, bool mixed) {
             gradient_tile((int)rows, t->nv, true, w, t, r, scale);
             continue;
         }
+        _Static_assert((ROWS == 2 || ROWS == 4) && SPAN == 2 * LANES, "there is a case for all");
         switch (8 * t->nv + rows) {
 #define TILE(N, R)                                                                                 \
     case 8 * (N) + (R): gradient_tile(R, N, false, w, t, r, scale); break;

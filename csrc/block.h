@@ -186,6 +186,8 @@ static inline const real *copy_tiles(const block *b, int64_t j0, int64_t j1, int
                                      real *restrict to) {
     const attn_problem *p = b->p;
     const int64_t first = j0 / LANES * LANES;
+    _Static_assert(KEY_TILE % LANES == 0, "a tile of keys is whole vectors");
+    _Static_assert(MOST_LANES % LANES == 0, "plan.c cuts tiles between vectors");
     for (int64_t j = first; j < j1; j += LANES) {
         const int64_t slot = cache_slot(p->cache, p->n_kv_heads, b->batch, b->kv_head, j);
         const stored *keys = (const stored *)p->key.data + tile_index(slot, p->d_qk);

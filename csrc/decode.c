@@ -98,6 +98,7 @@ static void score_rows(const split *s, int64_t j0, int64_t j1, const real *queri
                        real *restrict scores) {
     const attn_problem *p = s->p;
     const int64_t rows = s->plan->rows, q_stride = s->plan->d_qk_padded;
+    _Static_assert(SPLIT_KV % KEY_TILE == 0, "a split is whole tiles of keys");
     if (p->cache) {
         for (int64_t j = j0; j < j1; j += KEY_TILE) {
             const int64_t slot = cache_slot(p->cache, p->n_kv_heads, s->batch, s->kv_head, j);

@@ -21,6 +21,7 @@ INLINE void row_products(const real *panel, int vecs, const real *rows, int64_t 
             const real *row[TILE_KEYS]; /* past the end the last row again: computed, never used */
             for (int k = 0; k < TILE_KEYS; k++) row[k] = rows + min_i(j + k, n - 1) * stride + c;
             real *to = out + j * BLOCK_Q;
+            _Static_assert(TILE_QV <= 3, "there is a case for all");
             switch (vecs) {
             case 1: score_tile(1, panel + c * BLOCK_Q, row, chain, c > 0, to, top); break;
             case 2: score_tile(2, panel + c * BLOCK_Q, row, chain, c > 0, to, top); break;
@@ -105,6 +106,8 @@ static void add_product(int64_t rows, const uint8_t *hidden, weight_tile w, row_
 #define TILE(R, N)                                                                                 \
     case 8 * (R) + (N): add_tile(R, N, wr, &s, n, (c * LANES), tail); break;
 #define TILES(N) TILE(1, N) TILE(2, N) TILE(3, N) TILE(4, N) TILE(5, N) TILE(6, N)
+            _Static_assert(TILE_ROWS <= 6 && (TILE_DV == 2 || TILE_DV == 4),
+                           "there is a case for all");
             switch (8 * nr + nv) {
                 TILES(1)
                 TILES(2)

@@ -14,6 +14,7 @@
 #define DECODE_MAX_Q 4
 /* Keys per split in decode: boundaries are multiples counted from key 0, whatever n_kv is. */
 #define SPLIT_KV 512
+#define MOST_LANES 16    /* of a vector, in any tier */
 #define PREFILL_BLOCKS 4 /* blocks of queries that share copies of keys and values */
 #define PARTIAL_HEAD 16 /* a partial result's reals before its output, a whole line: see decode.c */
 #define SOFTMAX_ROWS 16 /* rows per task of the row softmax */
@@ -65,6 +66,7 @@ typedef struct attn_plan {
 } attn_plan;
 
 /* What a dense mask shows of one tile: see tile_view in mask.h, relative to the tile's corner. */
+#define TILE_CLASS_MAX UINT8_MAX
 typedef struct attn_tile_class {
     uint8_t i0, i1, j0, j1, full, hides;
 } attn_tile_class;

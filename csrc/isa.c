@@ -5,7 +5,7 @@
 #include <stdatomic.h>
 
 static bool cpu_has_scalar(void) { return true; }
-#if defined(__x86_64__)
+#ifdef __x86_64__
 #include <cpuid.h>
 static bool cpu_has_f16c(void) { /* not every compiler's __builtin_cpu_supports knows the name */
     unsigned a, b, c, d;

@@ -5,7 +5,7 @@
 #define ATTN_LISTS_H
 
 /* Tiers, plainest first: X(name). A later one is preferred where the CPU has it. */
-#if defined(__x86_64__) || defined(_M_X64)
+#ifdef __x86_64__
 #define ATTN_ISAS(X) X(scalar) X(avx2) X(avx512)
 #else
 #define ATTN_ISAS(X) X(scalar)

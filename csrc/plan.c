@@ -19,6 +19,7 @@
 
 #define BACKWARD_KEYS 96 /* keys of a block in backward, fewer where heads are large */
 #define BACKWARD_KEY_REALS 24576
+#define MOST_BLOCK_KV 128     /* keys of a block in prefill */
 #define KEY_BLOCK_BYTES 24576 /* keys (or values) of one block: half of a 48 KiB L1 */
 
 static int64_t round_up_to(int64_t n, int64_t multiple) {
@@ -84,9 +85,10 @@ static void plan_prefill(const attn_problem *p, attn_plan *plan) {
     const int64_t block_q = plan->kernel->block_q;
     const bool widened = attn_stored_bytes(p->dtype) != plan->real_bytes;
     const int64_t row_bytes = larger(1, larger(p->d_qk, p->d_v)) * plan->real_bytes;
-    plan->block_kv = larger(32, smaller(128, KEY_BLOCK_BYTES / row_bytes / 8 * 8));
-    if (p->cache)
-        plan->block_kv = larger(16, plan->block_kv / 16 * 16); /* whole vectors of a tile */
+    plan->block_kv = larger(32, smaller(MOST_BLOCK_KV, KEY_BLOCK_BYTES / row_bytes / 8 * 8));
+    _Static_assert(MOST_BLOCK_KV <= TILE_CLASS_MAX, "places in a block fit attn_tile_class");
+    if (p->cache) /* whole vectors of a tile */
+        plan->block_kv = larger(MOST_LANES, plan->block_kv / MOST_LANES * MOST_LANES);
     plan->first_block = INT64_MAX;
     int64_t end = 0;
     for (int64_t b = 0; b < p->batch; b++) {

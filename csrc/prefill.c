@@ -46,6 +46,7 @@ static void score_chains(const block *b, tile_view t, int first, int last, const
             rows[k] = from.keys + (min_i(j + k, t.j1 - 1) - t.j0) * from.key_stride + c;
         const real *panel = b->panel + c * BLOCK_Q + low * LANES;
         real *to = scores + (j - t.j0) * BLOCK_Q + low * LANES, *top = b->top + low * LANES;
+        _Static_assert(TILE_QV <= 3, "there is a case for all");
         switch (high - low) {
         case 0: break;
         case 1: score_tile(1, panel, rows, n, c > 0, to, top); break;
@@ -55,8 +56,7 @@ static void score_chains(const block *b, tile_view t, int first, int last, const
     }
 }
 
-/* scores[j - t.j0][lane] for the keys of t and the vectors of lanes [first, last), and each lane's
- * maximum. */
+/* scores[j - t.j0][lane] for keys of t and vectors of lanes [first, last), and lanes' maxima. */
 static void score_block(const block *b, tile_view t, int first, int last, key_rows from,
                         real *restrict scores) {
     const int64_t d = b->p->d_qk;
@@ -101,6 +101,7 @@ INLINE void softmax_lanes(const int vecs, const block *b, int first, int64_t n,
 }
 
 static void softmax_block(const block *b, int first, int vecs, int64_t n, real *restrict scores) {
+    _Static_assert(TILE_QV <= 3, "there is a case for all");
     switch (vecs) {
     case 1: softmax_lanes(1, b, first, n, scores); break;
     case 2: softmax_lanes(2, b, first, n, scores); break;
@@ -115,12 +116,9 @@ static tile_view view_of(const block *b, int64_t j0, int64_t j1) {
     if (b->dense.kind != ATTN_MASK_NONE) {
         const int64_t index = j0 / b->plan->block_kv, corner = index * b->plan->block_kv;
         const attn_tile_class c = b->classes[index - b->plan->first_block];
-        t = (tile_view){b->i0 + c.i0,
-                        min_i(b->i0 + c.i1, b->i1),
-                        max_i(t.j0, corner + c.j0),
-                        min_i(t.j1, corner + c.j1),
-                        c.full,
-                        c.hides};
+        t.i0 = b->i0 + c.i0, t.i1 = min_i(b->i0 + c.i1, b->i1);
+        t.j0 = max_i(t.j0, corner + c.j0), t.j1 = min_i(t.j1, corner + c.j1);
+        t.full = c.full, t.hides = c.hides;
     }
     if (b->segments.query && !shows_nothing(t)) t = segments_view(&b->segments, t);
     /* whole vectors of lanes are worked on, so hidden lanes beside visible ones need the masks */
@@ -134,8 +132,7 @@ static void clear_output(const block *b, int v) {
     clear_reals(b->output + v * reals, reals);
 }
 
-/* What the output so far of vectors of lanes [first, last) is to be multiplied with; NULL: there is
- * none. */
+/* What the output so far of vectors [first, last) is to be multiplied with; NULL: there is none. */
 static const real *alpha_of(block *b, int first, int last, bool guarded) {
     bool none = !guarded;
     for (int v = first; v < last; v++) none &= b->empty[v];
@@ -244,8 +241,7 @@ static bool store_row(const block *b, int64_t r) {
                         b->output + r * b->plan->d_v_padded, b->small ? l * SMALL : l, p->d_v);
 }
 
-/* Weights of the block's rows from the kept p, keys [keys.begin, keys.end); all other keys get
- * 0. */
+/* Weights of the block's rows from the kept p, keys [keys.begin, keys.end); others get 0. */
 static void store_weights(const block *b, key_range keys, const real *block_max) {
     const attn_problem *p = b->p;
     io *rows = (io *)p->weights + ((b->batch * p->n_heads + b->head) * p->n_q + b->i0) * p->n_kv;
@@ -372,6 +368,7 @@ static void prepare(const attn_call *call, int64_t task) {
     const int64_t heads = p->mask.stride_head ? p->n_heads : 1;
     const dense mask = dense_of(&p->mask, slice / heads, slice % heads);
     attn_tile_class *out = (attn_tile_class *)call->shared + task * plan->key_blocks;
+    _Static_assert(BLOCK_Q <= TILE_CLASS_MAX, "places in a block fit attn_tile_class");
     for (int64_t k = 0; k < plan->key_blocks; k++) {
         if (attn_should_stop(BLOCK_Q * plan->block_kv)) return;
         const int64_t j0 = (plan->first_block + k) * plan->block_kv;

@@ -34,6 +34,7 @@ INLINE vec score_apply(const score_fn *f, vec s, vec distance) {
 
 INLINE vec v_iota(void) { /* 0, 1, ..., LANES - 1 */
     static const real counting[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    _Static_assert(LANES <= sizeof counting / sizeof *counting, "a number for each lane");
     return v_load(counting);
 }
 

@@ -84,6 +84,7 @@ static inline void dot_product(int64_t rows, const real *restrict q, int64_t q_s
         else if (d == 128) DOTS(N, true, 128);                                                     \
         else DOTS(N, true, d);                                                                     \
         break;
+        _Static_assert(DOT_ROWS <= 4, "there is a case for all");
         switch (nr) { CASE(1) CASE(2) CASE(3) CASE(4) }
 #undef CASE
 #undef DOTS
@@ -125,6 +126,7 @@ static inline void tile_chain(int64_t rows, const real *restrict q, int64_t q_st
         nr = even_piece(rows - r, TILE_ROWS);
         const real *qr = q + r * q_stride;
         real *to = out + r * out_stride;
+        _Static_assert(TILE_ROWS <= 6, "there is a case for all");
         switch (nr) {
 #define DOTS(N)                                                                                    \
     case N:                                                                                        \
@@ -141,6 +143,7 @@ static inline void tile_chain(int64_t rows, const real *restrict q, int64_t q_st
 static inline void tile_product(int64_t rows, const real *restrict q, int64_t q_stride,
                                 const stored *restrict tile, int64_t d, real *restrict out,
                                 int64_t out_stride) {
+    _Static_assert(KEY_TILE % (TILE_DV * LANES) == 0, "a tile of keys is whole register tiles");
     for (int k = 0; k < KEY_TILE; k += TILE_DV * LANES) {
         int64_t c = 0;
         do
@@ -188,6 +191,8 @@ static inline void value_stream(int64_t rows, int64_t d_v, weight_tile w, const 
                 nr = even_piece(rows - r, nv > TILE_DV ? TILE_ROWS / 2 : TILE_ROWS);
                 const weight_tile wr = {w.data + r * w.row + j * w.key, w.row, w.key};
                 real *to = out + r * out_stride + c * LANES;
+                _Static_assert(TILE_ROWS <= 6 && (TILE_DV == 2 || TILE_DV == 4),
+                               "there is a case for all");
                 switch (16 * nr + nv) {
 #define PASS(R, N)                                                                                 \
     case 16 * (R) + (N):                                                                           \

@@ -129,6 +129,8 @@ INLINE void value_product(int64_t rows, int64_t d_v, const bool is_stored, weigh
         value_tile(R, N, is_stored, wr, v, n, (c * LANES), tail, ar, o, out_stride);               \
         break;
 #define TILES(N) TILE(1, N) TILE(2, N) TILE(3, N) TILE(4, N) TILE(5, N) TILE(6, N)
+            _Static_assert(TILE_ROWS <= 6 && (TILE_DV == 2 || TILE_DV == 4),
+                           "there is a case for all");
             switch (8 * nr + nv) {
                 TILES(1)
                 TILES(2)

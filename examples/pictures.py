@@ -5,8 +5,8 @@
 writes them to docs/, or another folder. Where a model is not installed its picture is left out, and
 a line says how to get it.
 
-The heads of the encoder are found by asking for what they do: of all 72, the one that gives the most
-weight to the token before, to the token after, and from "it" to the noun that it stands for.
+The heads of the encoder are found by asking for what they do: of all 72, the one that gives the
+most weight to the token before, to the token after, and from "it" to the noun that it stands for.
 """
 
 import argparse

@@ -203,7 +203,8 @@ defvjp_argnums(_lstm, _lstm_vjp)
 
 
 def attention_decoder(y, s0, keys, W_a, U_a, v_a, W, R, b, key_lengths=None):
-    r"""A GRU that attends to an encoder's states, over all tokens it should write (teacher forcing).
+    r"""A GRU that attends to an encoder's states, over all tokens it should write (teacher
+    forcing).
 
     In step t the state **before** it, :math:`s_{t-1}`, is the query of additive attention. The
     context that this finds goes into the GRU behind the token written last:

@@ -97,7 +97,7 @@ def train(model, settings, folder):
 
 
 def accuracy(parameters, settings):
-    """Share of the letters that are right, by length: trained ones, then up to twice the longest."""
+    """Share of right letters by length: trained lengths, then up to twice the longest."""
     shares, longest = {}, settings.longest
     for length in (*range(5, longest, 5), *range(longest, 2 * longest + 1, longest // 4)):
         tokens = draw("accuracy", length, length, settings.samples)

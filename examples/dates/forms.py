@@ -7,8 +7,9 @@ What could be read in two ways means one thing here:
     1998/5/3, 1998-5-3   a year of four digits that comes first is followed by month and day
     98                   1998; two digits from 50 are of the 1900s, those below 50 of the 2000s
 
-A date may be in no calendar, such as 31 February: it means those numbers all the same, and it is for
-the reader to look into a calendar. Weekdays say nothing. There are also texts that are no dates.
+A date may be in no calendar, such as 31 February: it means those numbers all the same, and it is
+for the reader to look into a calendar. Weekdays say nothing. There are also texts that are no
+dates.
 """
 
 import datetime

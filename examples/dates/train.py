@@ -3,12 +3,12 @@
     python examples/dates/train.py [--quick]
 
 takes a few minutes and replaces src/attn_engine/demo/dates.npz; --quick, a few steps to see that it
-runs, writes dates-quick.npz here instead. Then it says how many dates of days that it has never seen
-the network reads right, with the weights as they are in the file.
+runs, writes dates-quick.npz here instead. Then it says how many dates of days that it has never
+seen the network reads right, with the weights as they are in the file.
 
 forms.py makes up the texts. The network is that of attn_engine.demo.dates; here it is put together
-from layers that autograd differentiates. Ctrl-C keeps a checkpoint here, named like the file, and the
-same command goes on.
+from layers that autograd differentiates. Ctrl-C keeps a checkpoint here, named like the file, and
+the same command goes on.
 """
 
 import argparse
@@ -40,7 +40,7 @@ TESTS = 5000
 
 
 def first_weights(rng):
-    """Random weights by name: uniform, with the variance that keeps the sizes of what they carry."""
+    """Random weights by name: uniform, with the variance that keeps sizes as they are."""
     d_e, d_h, d_s, d_attn, n = EMBEDDING, ENCODER, DECODER, ATTENTION, len(SYMBOLS)
     shapes = {
         "read_embedding": (1 + len(ALPHABET), d_e),

@@ -1,4 +1,4 @@
-"""``python -m attn_engine``: the attn-engine command; without one, what ``attn-engine info`` says."""
+"""``python -m attn_engine``: the attn-engine command, ``attn-engine info`` by default."""
 
 import sys
 

@@ -1,17 +1,18 @@
-"""Types of the compiled binding. Every argument is already checked by problem.py; nothing here validates."""
+"""Types of the compiled binding. Its arguments are checked before, by problem.py and others."""
 
 from typing import Any
 
 import numpy as np
 
-# Storage types by code: ("f32", "f64", "f16", "bf16"), and those of a cache whose queries, outputs and
-# weights are float32: ("f32_f16", "f32_bf16", "f32_i8").
+# Storage types by code: ("f32", "f64", "f16", "bf16"), and those of a cache whose queries, outputs
+# and weights are float32: ("f32_f16", "f32_bf16", "f32_i8").
 DTYPES: tuple[str, ...]
 ISAS: tuple[str, ...]  # tiers compiled in, plainest first: ("scalar", "avx2", "avx512")
 version: str
 
 def attend(
-    query: np.ndarray,  # (n_q, d_qk) ... (batch, n_heads, n_q, d_qk); last stride = itemsize; bfloat16 as uint16
+    # (n_q, d_qk) ... (batch, n_heads, n_q, d_qk); last stride = itemsize; bfloat16 as uint16
+    query: np.ndarray,
     key: np.ndarray,
     value: np.ndarray,
     out: np.ndarray,  # query's shape with d_v last, same layout
@@ -41,7 +42,8 @@ def attend(
     #   query_starts, key_starts: int64 (sequences + 1,): packed sequences, the arrays then being
     #     (rows, heads, d) with bshd true and lse (n_heads, rows); or None
     #   longest_q, longest_kv: int, most rows of a packed sequence
-    #   cache: (pages, page_size, key_scales, value_scales, longest): key and value are then the pools
+    #   cache: (pages, page_size, key_scales, value_scales, longest): key and value are then the
+    # pools
     #     that `append` fills, (pages, n_kv_heads, page_size * d) dense; pages, key_scales and
     #     value_scales are append's; longest: int, positions counted in weights and masks; or None
 ) -> None: ...
@@ -71,7 +73,8 @@ def softmax(
     num_threads: int,
 ) -> None: ...
 def additive(
-    query: np.ndarray,  # compute type (n_q, d_attn), (batch, n_q, d_attn), or key's rank less 1: n_q is 1
+    # compute type (n_q, d_attn), (batch, n_q, d_attn), or key's rank less 1: n_q is 1
+    query: np.ndarray,
     key: np.ndarray,  # compute type (n_kv, d_attn) or (batch, n_kv, d_attn); last stride = itemsize
     value: np.ndarray,  # key's axes, d_v last
     v: np.ndarray,  # compute type (d_attn,)
@@ -96,17 +99,21 @@ def additive_keys(
 def backward(
     forward: tuple,  # attend's arguments; out, weights and lse are None
     given: tuple,  # grad_output, output: as attend's out; lse: as attend's;
-    #   grad_weights, its offsets: as attend's mask, of compute type, or None; grad_lse: as lse or None
-    sums: tuple,  # room: 3 x lse's shape for what lse cannot say, or None; lse's for the weights' row sums
+    #   grad_weights, its offsets: as attend's mask, of compute type, or None; grad_lse: as lse or
+    # None
+    # room: 3 x lse's shape for what lse cannot say, or None; lse's for the weights' row sums
+    sums: tuple,
     wanted: tuple,  # room for gradients, of compute type and filled with 0, or None: of query, key,
     #   value (last axis dense), mask (attend's axes), its batch_offsets, sinks, alibi_slopes
 ) -> None: ...
 def additive_backward(
     forward: tuple,  # additive's arguments; exponentials, out, weights, mask and lengths are None;
     #   v is None for scores q . k, of float32 or float64
-    given: tuple,  # grad_output: as additive's out; weights, as it made them; grad_weights, as they, or None
-    wanted: tuple,  # room for gradients, of compute type, C-contiguous and filled with 0, or None: of
-    #   query, key, value and v
+    # grad_output: as additive's out; weights, as it made them; grad_weights, as they, or None
+    given: tuple,
+    # room for gradients, of compute type, C-contiguous and filled with 0, or None: of query, key,
+    #   value and v
+    wanted: tuple,
 ) -> None: ...
 
 UNBOUNDED: int

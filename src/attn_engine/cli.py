@@ -155,7 +155,8 @@ def add_diagnose(commands: Any) -> None:
         "diagnose",
         help="which tensor of a call has the wrong shape, the fix, and a test",
         description="Says which tensor of a call has the wrong shape, what it should be, the fix "
-        "in one line, and a test to paste. Exit code 0 if all shapes fit, 1 if not, 2 if the call has "
+        "in one line, and a test to paste. Exit code 0 if all shapes fit, 1 if not, 2 if the call "
+        "has "
         "another fault than a shape.",
     )
     command.add_argument("--op", required=True, choices=list(OPERATIONS), help="the attention")
@@ -165,7 +166,8 @@ def add_diagnose(commands: Any) -> None:
         type=assignment,
         metavar="NAME=VALUE",
         help="for a tensor always its shape, however it is written: query=2,5,64, "
-        "query=2x5x64, 'query=[2, 5, 64]' or 'query=torch.Size([2, 5, 64])'; v_a=32 is (32,), and so "
+        "query=2x5x64, 'query=[2, 5, 64]' or 'query=torch.Size([2, 5, 64])'; v_a=32 is (32,), and "
+        "so "
         "is key_lengths=32. For an option its value: num_heads=8, enable_gqa=True, layout=bshd",
     )
     command.set_defaults(run=run_diagnose)
@@ -304,7 +306,7 @@ def plain_shape(text: str) -> str:
 
 
 def as_shape(value: Any, several: bool) -> Any:
-    """What was read as a tuple, or as one for each of several tensors; flags and None as they are."""
+    """Make what was read a tuple, or one for each of several tensors; keep flags and None."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):

@@ -82,7 +82,7 @@ def set_isa(name: str | None) -> None:
 
     Parameters
     ----------
-    name : {"scalar", "avx2", "avx512", "neon"} or None
+    name : {"scalar", "avx2", "avx512"} or None
         None is the best that this CPU supports.
 
     Raises
@@ -258,7 +258,7 @@ def _apply_environment() -> None:
 
 
 def _openmp_stack() -> int:
-    """Bytes of the stacks of OpenMP's threads, the most that any runtime is told; 0 = the default."""
+    """Bytes of the stacks of OpenMP's threads, the most any runtime is told; 0 = the default."""
     sizes = [0]
     for variable in ("OMP_STACKSIZE", "GOMP_STACKSIZE", "KMP_STACKSIZE"):
         if size := re.fullmatch(

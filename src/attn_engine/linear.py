@@ -8,9 +8,7 @@ import numpy as np
 HEADS_FIRST = ((0, 2, 1, 3), (1, 2, 0, 3))
 
 
-def project(
-    x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, num_threads: int
-) -> np.ndarray:
+def project(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
     """x (..., d) @ weight^T + bias in the type of `weight`; NumPy's BLAS has threads of its own."""
     rows = x.reshape(-1, x.shape[-1]).astype(weight.dtype, copy=False)
     with np.errstate(all="ignore"):  # padding may hold anything, infinities included
@@ -41,7 +39,7 @@ def gradient_of_tokens(gradient: np.ndarray, weight: np.ndarray) -> np.ndarray:
 def gradient_of_weight(
     gradient: np.ndarray, x: np.ndarray, out: np.ndarray | None = None
 ) -> np.ndarray:
-    """By the weight, from the gradient by x @ weight^T; rows without a gradient may hold anything."""
+    """By the weight, from the gradient by x @ weight^T; rows without one may hold anything."""
     gradient, x = rows_of(gradient), rows_of(x).astype(gradient.dtype, copy=False)
     with np.errstate(all="ignore"):
         product = np.matmul(gradient.T, x, out=out)
@@ -57,7 +55,6 @@ def project_inputs(
     weights: np.ndarray | tuple[np.ndarray, np.ndarray, np.ndarray],
     bias: np.ndarray | None,
     sizes: tuple[int, int],
-    num_threads: int,
 ) -> list[np.ndarray]:
     """Queries, keys and values: of one tensor and packed weights, views of one product.
 
@@ -73,7 +70,7 @@ def project_inputs(
             last += 1
         rows = slice(cuts[first], cuts[last + 1])
         weight = weights[rows] if packed else weights[first]
-        product = project(tensors[first], weight, None if bias is None else bias[rows], num_threads)
+        product = project(tensors[first], weight, None if bias is None else bias[rows])
         for i in range(first, last + 1):
             parts.append(product[..., cuts[i] - rows.start : cuts[i + 1] - rows.start])
     return parts

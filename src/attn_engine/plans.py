@@ -88,8 +88,8 @@ def explain(*arguments: Any, **options: Any) -> dict[str, Any]:
 
     Notes
     -----
-    Products with `W_a`, `U_a`, `W_c` and `W`, and those of a layer, which come before attention, are
-    made.
+    Products with `W_a`, `U_a`, `W_c` and `W`, and those of a layer, which come before attention,
+    are made.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The backward pass: central differences of the engine's own forward, the reference, and exact cases."""
+"""The backward pass: central differences of the engine's forward, the reference, exact cases."""
 
 from functools import partial
 from itertools import combinations
@@ -191,7 +191,7 @@ def test_r1_a_row_of_lowest_biases_is_the_mean_and_so_are_its_gradients(isa, dty
 
 @pytest.mark.parametrize("size", [900.0, 1.1e3, 1e4, 1e5, 1e6])
 def test_scores_so_large_that_lse_loses_digits_are_no_worse(isa, size):
-    """All keys alike: a weight is 1 / n_kv, and the gradient of every value the mean of grad_output."""
+    """All keys alike: a weight is 1 / n_kv, every value's gradient the mean of grad_output."""
     rng = np.random.default_rng(0)
     query, key = (
         np.full((2, 8, 4), np.sqrt(size), "f4"),

@@ -1,4 +1,4 @@
-"""Gradients depend neither on threads nor on the company of a row: sums of tasks, rows of huge or lost lse."""
+"""Gradients depend neither on threads nor on a row's company: sums of tasks, huge or lost lse."""
 
 import itertools
 
@@ -50,7 +50,7 @@ def test_the_gradient_of_one_number_added_to_all_scores_is_that_of_lse(isa, shap
 
 @pytest.mark.parametrize("row", [3, 69])
 def test_a_row_of_huge_scores_changes_no_bit_of_the_others(isa, dtype, row):
-    """Its lse has lost digits, and its weights are restored; in another entry, head and block or not."""
+    """Its lse has lost digits, its weights are restored; in another entry, head, block or not."""
     problem = make_problem(dtype, n_q=70, n_kv=130, is_causal=True, causal_offset="bottom_right")
     training = with_cotangents(problem)
     before = training.run()

@@ -1,4 +1,4 @@
-"""The backward pass of `MultiheadAttention`: slopes of the forward, float32, bits, what is hidden."""
+"""The backward pass of `MultiheadAttention`: slopes of the forward, bits, what is hidden."""
 
 import dataclasses
 from itertools import combinations
@@ -110,7 +110,7 @@ def test_saving_changes_no_bit_of_the_result(dtype):
 
 
 def test_a_layer_learns():
-    """Plain descent on the step that `backward` shows: the loss of a fixed target falls to nothing."""
+    """Plain descent along what `backward` returns: the loss of a fixed target falls to nothing."""
     layer = MultiheadAttention(8, 2, batch_first=True, dtype=np.float64, rng=0)
     rng = np.random.default_rng(0)
     x, target = rng.standard_normal((2, 4, 5, 8))
@@ -287,7 +287,8 @@ BROKEN = {
         ["grad_weights: dtype int64"]),
     "no weights": (ValueError, {"saved": NO_WEIGHTS, "grad_weights": ones(2, 4, 6)},
         ["grad_weights: the call returned no weights", "need_weights=True"]),
-    "not saved": (TypeError, {"saved": RESULT}, ["saved: got SavedMultiheadResult", "forward_and_save"]),
+    "not saved": (TypeError, {"saved": RESULT}, ["saved: got SavedMultiheadResult",
+        "forward_and_save"]),
     "another layer": (ValueError, {"saved": OTHER}, ["saved: of a call of another layer"]),
     "unknown name": (ValueError, {"needs": ("weights",)},
         ["needs: got 'weights'", "query, key, value", "out_proj.weight"]),

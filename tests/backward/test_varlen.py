@@ -184,14 +184,17 @@ Q, KV, LSE = (
 )
 BROKEN = {
     "grad_output": (ValueError, {"grad_output": Q[:9]},
-        "grad_output: shape (9, 4, 8), expected (10, 4, 8), that of the output, (total_q, n_heads, d_v)"),
+        ("grad_output: shape (9, 4, 8), expected (10, 4, 8), that of the output, (total_q, "
+        "n_heads, d_v)")),
     "output": (ValueError, {"output": Q[None]}, "output: shape (1, 10, 4, 8), expected (10, 4, 8)"),
-    "lse": (ValueError, {"lse": LSE.T}, "lse: shape (10, 4), expected (4, 10), that of the lse that"),
+    "lse": (ValueError, {"lse": LSE.T},
+        "lse: shape (10, 4), expected (4, 10), that of the lse that"),
     "lse of others": (ValueError, {"lse": LSE}, "lse: with it the weights of row (0, 0) sum to"),
     "no lse": (TypeError, {"lse": None}, "lse: got None, expected an array of shape (4, 10)"),
     "grad_lse": (TypeError, {"grad_lse": LSE.astype(int)}, "grad_lse: dtype int64"),
     "starts": (ValueError, {"cu_seqlens_q": [0, 3, 9]}, "cu_seqlens_q: got 9 at index 2"),
-    "needs": (ValueError, {"needs": ("keys",)}, "needs: got 'keys', expected names among query, key"),
+    "needs": (ValueError, {"needs": ("keys",)},
+        "needs: got 'keys', expected names among query, key"),
     "gqa": (ValueError, {"enable_gqa": False}, "key: n_kv_heads is 2 but query has n_heads 4"),
     "dropout": (ValueError, {"dropout_p": 0.5}, "dropout_p: got 0.5 without dropout_seed"),
     "sinks": (ValueError, {"sinks": np.ones(2)}, "sinks: shape (2,), expected (4,)"),

@@ -1,4 +1,4 @@
-"""`KVCache`: every operation is all or nothing, whatever ends it where; copies hold tokens alone."""
+"""`KVCache`: every operation is all or nothing, wherever it ends; copies hold tokens alone."""
 
 import copy
 import pickle
@@ -102,7 +102,7 @@ class Injected:
 @pytest.mark.parametrize("name", OPERATIONS)
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
 def test_an_operation_that_ends_anywhere_is_done_or_was_never_begun(form, name, error):
-    """At every line and every instruction of it, with the bits of a cache that was not interrupted."""
+    """At every line and instruction of it, with the bits of a cache that was not interrupted."""
     operation = OPERATIONS[name]
     cache, done = used(form), used(form)
     if name == "append to shared":

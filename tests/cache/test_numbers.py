@@ -154,7 +154,7 @@ def test_masks_are_over_all_tokens(form, dtype, shape):
 @pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("kernel", [1, 20])
 def test_ragged_appends(dtype, form, kernel):
-    """Entries of their own lengths, one of them without tokens for a while; padded queries are 0."""
+    """Entries of their own lengths, one without tokens for a while; padded queries are 0."""
     model = Model(4, 2, 20, dtype=dtype, **form(300))
     for lengths in ([100, 0, 37, 64], [3, 0, 0, 64], [1, 1, 1, 1], [70, 30, 5, 128], [0, 0, 64, 0]):
         longest = max(lengths)

@@ -10,7 +10,8 @@ import attn_engine
 
 pytestmark = pytest.mark.usefixtures("isa")
 
-# Every kind of mask, and what else happens to scores, for n_q queries and n_kv keys of a batch of two and four heads.
+# Every kind of mask, and what else happens to scores, for n_q queries and n_kv keys of a batch of
+# two and four heads.
 MASKS = {
     "none": lambda rng, n_q, n_kv: {},
     "causal": lambda rng, n_q, n_kv: {"is_causal": True, "causal_offset": n_kv // 2},

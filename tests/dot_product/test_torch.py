@@ -1,8 +1,8 @@
 """Random problems that torch computes too: both against the reference, never with each other.
 
-The engine must keep to its derived bound, and torch to the tolerances that torch.testing.assert_close
-documents for its dtypes, relative to max|V|. Where torch answers differently, it is written down in
-docs/disagreements.md and shown here.
+The engine must keep to its derived bound, and torch to the tolerances that
+torch.testing.assert_close documents for its dtypes, relative to max|V|. Where torch answers
+differently, it is written down in docs/disagreements.md and shown here.
 """
 
 import numpy as np
@@ -83,7 +83,7 @@ def random_call(dtype, seed):
 
 
 def run_torch(problem):
-    """What torch makes of it; a causal mask goes into the other, which not every path of it takes."""
+    """What torch makes of it; a causal mask is joined to the other: not every path takes both."""
     options = dict(problem.options)
     mask = options.pop("attn_mask", None)
     if mask is not None:
@@ -138,7 +138,7 @@ def test_every_argument_may_be_a_tensor():
     assert_same_bits(turned, rotary_embedding(key, np.cos(angle), np.sin(angle)))
 
 
-# --- known disagreements: the rows of docs/disagreements.md about torch -----------------------------
+# --- known disagreements: the rows of docs/disagreements.md about torch ---------------------------
 
 Q, K, V = np.random.default_rng(0).standard_normal((3, 2, 4, 6, 8)).astype(np.float32)
 SOME = np.array([True, True, True, False, True, True])
@@ -148,7 +148,8 @@ NONE_FOR_ROW_2 = np.arange(6)[:, None] != np.full(6, 2)
 # What is asked for, what torch answers (an exception, or a number of the first entry), and ours.
 DISAGREEMENTS = {
     "causal and a mask, d_v differs": (
-        (Q, K, V[..., :3]), {"attn_mask": SOME[None], "is_causal": True}, RuntimeError, np.isfinite),
+        (Q, K, V[..., :3]), {"attn_mask": SOME[None], "is_causal": True}, RuntimeError,
+            np.isfinite),
     "NaN in a hidden value": ((Q, K, NAN_VALUE), {"attn_mask": SOME[None]}, np.isnan, np.isfinite),
     "NaN in a value of the future": ((Q, K, NAN_VALUE), {"is_causal": True}, np.isnan, np.isfinite),
     "NaN query": ((Q * np.float32(np.nan), K, V), {}, lambda x: x == 0, np.isnan),

@@ -129,8 +129,10 @@ BROKEN = {
         "cu_seqlens_q: got 1 at index 0, expected 0"),
     "decreasing": (ValueError, {"cu_seqlens_k": changed(2, 2)},
         "cu_seqlens_k: got 2 at index 2 after 3, expected no decrease"),
-    "lengths": (ValueError, {"cu_seqlens_q": [3, 0, 7]}, "cu_seqlens_q: got 3 at index 0, expected 0, "
-        + "where sequences begin; from lengths it is np.concatenate([[0], np.cumsum(cu_seqlens_q)])"),
+    "lengths": (ValueError, {"cu_seqlens_q": [3, 0, 7]},
+        "cu_seqlens_q: got 3 at index 0, expected 0, "
+        + "where sequences begin; from lengths it is np.concatenate([[0], "
+            "np.cumsum(cu_seqlens_q)])"),
     "ends early": (ValueError, {"cu_seqlens_q": changed(3, 9)},
         "cu_seqlens_q: got 9 at index 3, the end of the last sequence, expected 10, the rows of q"),
     "ends late": (ValueError, {"cu_seqlens_k": changed(3, 11)},
@@ -145,8 +147,10 @@ BROKEN = {
     "two axes": (ValueError, {"cu_seqlens_q": STARTS[None]}, "cu_seqlens_q: shape (1, 4)"),
     "floats": (TypeError, {"cu_seqlens_q": STARTS * 1.0}, "cu_seqlens_q: dtype float64, expected"),
     "None": (TypeError, {"cu_seqlens_k": None}, "cu_seqlens_k: missing, got None"),
-    "rank 4": (ValueError, {"query": Q[None]}, "query: shape (1, 10, 4, 8) has 4 axes, expected 3 (total_q"),
-    "rank 2": (ValueError, {"value": KV[:, 0]}, "value: shape (10, 8) has 2 axes, expected 3 (total_k"),
+    "rank 4": (ValueError, {"query": Q[None]},
+        "query: shape (1, 10, 4, 8) has 4 axes, expected 3 (total_q"),
+    "rank 2": (ValueError, {"value": KV[:, 0]},
+        "value: shape (10, 8) has 2 axes, expected 3 (total_k"),
     "value rows": (ValueError, {"value": KV[:9]}, "value: total_k is 9 but key has total_k 10"),
     "d_qk": (ValueError, {"key": KV[..., :7]}, "key: d_qk is 7 but query has d_qk 8"),
     "gqa": (ValueError, {"enable_gqa": False}, "key: n_kv_heads is 2 but query has n_heads 4"),

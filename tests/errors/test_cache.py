@@ -1,4 +1,4 @@
-"""Messages of `KVCache`: the tensor, the axis, the numbers, the way out; the cache stays as it is."""
+"""Messages of `KVCache`: tensor, axis, numbers, the way out; the cache stays as it is."""
 
 import ml_dtypes
 import numpy as np
@@ -15,20 +15,26 @@ NEW = {
     "d_qk": ({"d_qk": -1}, ValueError, "d_qk: got -1, expected at least 1"),
     "d_v": ({"d_v": 0}, ValueError, "d_v: got 0, expected at least 1"),
     "capacity": ({"capacity": True}, TypeError, "capacity: got True"),
-    "dtype": ({"dtype": np.int32}, TypeError, "dtype: got <class 'numpy.int32'>, expected float16,"),
+    "dtype": ({"dtype": np.int32}, TypeError,
+        "dtype: got <class 'numpy.int32'>, expected float16,"),
     "dtype name": ({"dtype": "f99"}, TypeError, "dtype: got 'f99', expected float16, bfloat16"),
     "storage": ({"storage": "int4"}, ValueError,
         "storage: got 'int4', expected one of float32, float64, float16, bfloat16, int8"),
     "storage kind": ({"storage": 8}, ValueError, "storage: got 8, expected one of float32"),
     "storage pair": ({"storage": ("int8", "float16")}, ValueError,
-        ("storage: got ('int8', 'float16'), expected one of float32, float64, float16, bfloat16, int8, "
+        ("storage: got ('int8', 'float16'), expected one of float32, float64, float16, bfloat16, "
+            "int8, "
         "or None; keys and values are stored alike, pass one name for both")),
-    "storage list": ({"storage": ["int8"]}, ValueError, "storage: got ['int8'], expected one of float32"),
-    "storage pair that is no dtype": ({"storage": ("int8", -1)}, ValueError, "storage: got ('int8', -1)"),
-    "storage of a long dtype": ({"storage": np.dtype([(f"a{i}", "f4") for i in range(30)])}, ValueError,
+    "storage list": ({"storage": ["int8"]}, ValueError,
+        "storage: got ['int8'], expected one of float32"),
+    "storage pair that is no dtype": ({"storage": ("int8", -1)}, ValueError,
+        "storage: got ('int8', -1)"),
+    "storage of a long dtype": ({"storage": np.dtype([(f"a{i}", "f4") for i in range(30)])},
+        ValueError,
         "storage: got an object of type"),
     "storage of no numbers": ({"storage": np.int16}, ValueError,
-        ("storage: got <class 'numpy.int16'>, expected one of float32, float64, float16, bfloat16, int8, "
+        ("storage: got <class 'numpy.int16'>, expected one of float32, float64, float16, "
+            "bfloat16, int8, "
         "or None for the dtype of the cache")),
     "wide storage": ({"storage": "float64"}, ValueError,
         "storage: float64 does not go with dtype float32; float64 is stored as it is, and nothing"),
@@ -37,7 +43,8 @@ NEW = {
     "window": ({"window": 0}, ValueError, "window: got 0, expected at least 1"),
     "window kind": ({"window": (5, 0)}, TypeError, "window: got (5, 0), expected a whole number"),
     "window beyond capacity": ({"window": 101}, ValueError,
-        ("capacity: got 100, but with a window of 101 a query sees that many keys; pass at least 101, "
+        ("capacity: got 100, but with a window of 101 a query sees that many keys; pass at least "
+            "101, "
         "and one more for each further token that is appended at a time")),
     "page": ({"page_size": 100}, ValueError,
         "page_size: got 100, expected a multiple of 64, e.g. 128"),
@@ -46,31 +53,36 @@ NEW = {
         "page_size: got 192, but capacity 100 fills no more than 128; pass at most that"),
     "huge page": ({"page_size": 2**70}, ValueError, "page_size: got 1180591620717411303424, but"),
     "huge batch": ({"batch": 2**50}, MemoryError,
-        ("batch: got 1125899906842624, with which keys and values take more than 128 TiB, all that a "
+        ("batch: got 1125899906842624, with which keys and values take more than 128 TiB, all "
+            "that a "
         "process can address; make it smaller")),
     "huge heads": ({"n_kv_heads": 2**60}, MemoryError, "n_kv_heads: got 1152921504606846976, with"),
     "huge d_qk": ({"d_qk": 2**62}, MemoryError, "d_qk: got 4611686018427387904, with which keys"),
     "huge d_v": ({"d_v": 2**62}, MemoryError, "d_v: got 4611686018427387904, with which keys"),
-    "huge capacity": ({"capacity": 10**19}, MemoryError, "capacity: got 10000000000000000000, with"),
+    "huge capacity": ({"capacity": 10**19}, MemoryError,
+        "capacity: got 10000000000000000000, with"),
     **{
         f"{name} of {sign}10**5000": ({name: int(f"{sign}1") * 10**5000}, ValueError,
             f"{name}: got an integer of 16610 bits, expected 1 to 140737488355328, the bytes")
         for name in ("batch", "n_kv_heads", "d_qk", "d_v", "capacity", "window", "page_size")
         for sign in ("", "-")
     },
-    "huge ring": ({"capacity": 10**19, "window": 5}, MemoryError, "capacity: got 10000000000000000000"),
+    "huge ring": ({"capacity": 10**19, "window": 5}, MemoryError,
+        "capacity: got 10000000000000000000"),
 }  # fmt: skip
 
 TENSOR = ones(2, 4, 3, 16)
 APPENDS = {
     "key rank": ((ones(4, 3, 16), TENSOR), {}, ValueError,
-        ("key: shape (4, 3, 16) has 3 axes, expected 4 (batch, n_kv_heads, n_new, d_qk) (value (2, 4, "
+        ("key: shape (4, 3, 16) has 3 axes, expected 4 (batch, n_kv_heads, n_new, d_qk) (value "
+            "(2, 4, "
         "3, 16)); use np.repeat(key[None], 2, axis=0) if key is for every batch entry")),
     "vector": ((ones(16), TENSOR), {}, ValueError, "key: shape (16,) has 1 axis, expected 4"),
     "value rank": ((TENSOR, ones(2, 4, 3, 16, 1)), {}, ValueError,
         "value: shape (2, 4, 3, 16, 1) has 5 axes, expected 4 (batch, n_kv_heads, n_new, d_v)"),
     "batch": ((ones(1, 4, 3, 16), TENSOR), {}, ValueError,
-        ("key: batch is 1 but the cache has batch 2 (key (1, 4, 3, 16), axes (batch, n_kv_heads, n_new,"
+        ("key: batch is 1 but the cache has batch 2 (key (1, 4, 3, 16), axes (batch, n_kv_heads, "
+            "n_new,"
         " d_qk)); use np.repeat(key, 2, axis=0) if key is for every batch entry")),
     "heads": ((ones(2, 8, 3, 16), TENSOR), {}, ValueError,
         ("key: n_kv_heads is 8 but the cache has n_kv_heads 4 (key (2, 8, 3, 16), axes (batch, "
@@ -80,7 +92,8 @@ APPENDS = {
         ("key: n_kv_heads is 3 but the cache has n_kv_heads 4 (key (2, 3, 4, 16), axes (batch, "
         "n_kv_heads, n_new, d_qk)); use key.swapaxes(-2, -3)")),
     "d_qk": ((ones(2, 4, 3, 8), TENSOR), {}, ValueError,
-        ("key: d_qk is 8 but the cache has d_qk 16 (key (2, 4, 3, 8), axes (batch, n_kv_heads, n_new, "
+        ("key: d_qk is 8 but the cache has d_qk 16 (key (2, 4, 3, 8), axes (batch, n_kv_heads, "
+            "n_new, "
         "d_qk)); project it, or make a cache of that d_qk")),
     "d_v": ((TENSOR, ones(2, 4, 3, 8)), {}, ValueError, "value: d_v is 8 but the cache has d_v 16"),
     "n_new": ((TENSOR, ones(2, 4, 2, 16)), {}, ValueError,
@@ -97,9 +110,11 @@ APPENDS = {
         "lengths: shape (1,), expected (2,): one length for each batch entry"),
     "lengths value": ((TENSOR, TENSOR, [1, 4]), {}, ValueError,
         "lengths: got 4 at index 1, expected 0 to 3 (n_new); clip it"),
-    "lengths kind": ((TENSOR, TENSOR, [1.0, 2.0]), {}, TypeError, "lengths: dtype float64, expected"),
+    "lengths kind": ((TENSOR, TENSOR, [1.0, 2.0]), {}, TypeError,
+        "lengths: dtype float64, expected"),
     "full": ((ones(2, 4, 61, 16),) * 2, {}, ValueError,
-        ("cache is full: entry 0 has 40 and 61 more make 101 tokens, but capacity is 100; make a larger "
+        ("cache is full: entry 0 has 40 and 61 more make 101 tokens, but capacity is 100; make a "
+            "larger "
         "cache, give it a window so that it forgets what is older, or truncate() it")),
     "full in part": ((ones(2, 4, 80, 16), ones(2, 4, 80, 16), [60, 80]), {}, ValueError,
         "cache is full: entry 1 has 30 and 80 more make 110 tokens, but capacity is 100"),
@@ -109,7 +124,8 @@ APPENDS = {
 QUERY = ones(2, 8, 3, 16)
 ATTENDS = {
     "rank": ((ones(8, 3, 16),), {}, ValueError,
-        ("query: shape (8, 3, 16) has 3 axes, expected 4 (batch, n_heads, n_q, d_qk); use np.repeat("
+        ("query: shape (8, 3, 16) has 3 axes, expected 4 (batch, n_heads, n_q, d_qk); use "
+            "np.repeat("
         "query[None], 2, axis=0) if query is for every batch entry")),
     "batch": ((ones(3, 8, 3, 16),), {}, ValueError, "query: batch is 3 but the cache has batch 2"),
     "heads": ((ones(2, 6, 3, 16),), {}, ValueError,
@@ -124,7 +140,8 @@ ATTENDS = {
         "query: dtype float16 but the cache has float32; convert it"),
     "mask": ((QUERY, ones(3, 41)), {}, ValueError,
         "attn_mask: n_kv is 41 but scores have n_kv 40 (attn_mask (3, 41), scores (2, 8, 3, 40))"),
-    "integer mask": ((QUERY, ones(3, 40, dtype=int)), {}, TypeError, "attn_mask: dtype int64 could"),
+    "integer mask": ((QUERY, ones(3, 40, dtype=int)), {}, TypeError,
+        "attn_mask: dtype int64 could"),
     "lengths": ((QUERY,), {"query_lengths": [4, 3]}, ValueError,
         "query_lengths: got 4 at index 0, expected 0 to 3 (n_q); clip it"),
     "window": ((QUERY,), {"window": 5}, TypeError, "window: got 5, expected (left, right)"),
@@ -137,7 +154,8 @@ ATTENDS = {
     "weights": ((QUERY,), {"return_weights": 1}, TypeError, "return_weights: got 1"),
     "lse": ((QUERY,), {"return_lse": None}, TypeError, "return_lse: got None"),
     "out": ((QUERY,), {"out": ones(2, 8, 3, 8)}, ValueError,
-        "out: shape (2, 8, 3, 8), expected (2, 8, 3, 16), which is (batch, n_heads, n_q, d_v); pass"),
+        ("out: shape (2, 8, 3, 8), expected (2, 8, 3, 16), which is (batch, n_heads, n_q, d_v); "
+        "pass")),
     "out is query": ((QUERY,), {"out": QUERY}, ValueError, "out: shares memory with query"),
     "threads": ((QUERY,), {"num_threads": 1.5}, TypeError, "num_threads: got 1.5"),
 }  # fmt: skip
@@ -149,10 +167,12 @@ CHANGES = {
         "lengths: got 31 at index 1, where the cache has length 30; truncate() only shortens"),
     "truncate negative": ("truncate", [-1, 3], ValueError,
         "lengths: got -1 at index 0, expected 0 to 40; truncate() only shortens"),
-    "truncate kind": ("truncate", [1.0, 2.0], TypeError, "lengths: dtype float64, expected integers"),
+    "truncate kind": ("truncate", [1.0, 2.0], TypeError,
+        "lengths: dtype float64, expected integers"),
     "reorder shape": ("reorder", [0], ValueError,
         "batch_index: shape (1,), expected (2,): for each entry the one that it continues"),
-    "reorder range": ("reorder", [0, 2], ValueError, "batch_index: got 2 at index 1, expected 0 to 1"),
+    "reorder range": ("reorder", [0, 2], ValueError,
+        "batch_index: got 2 at index 1, expected 0 to 1"),
     "reorder mask": ("reorder", [True, False], TypeError, "batch_index: dtype bool, expected"),
 }  # fmt: skip
 
@@ -230,7 +250,8 @@ def test_a_ring_says_how_many_queries_it_has_keys_for():
     with pytest.raises(ValueError) as error:
         cache.attend(ones(2, 1, 73, 4))
     check_message(error, [
-        ("query: n_q is 73, but the tokens left of entry 0 are its last 136, enough for n_q 72 with a "
+        ("query: n_q is 73, but the tokens left of entry 0 are its last 136, enough for n_q 72 "
+            "with a "
         "window of 65; append and attend at most 36 at a time, or use a capacity of 137"),
     ])  # fmt: skip
     # Fewer real queries or a narrower window need fewer keys.
@@ -278,7 +299,8 @@ def test_a_ring_cannot_be_truncated_to_what_is_overwritten():
     with pytest.raises(ValueError) as error:
         cache.truncate([128, 127])
     check_message(error, [
-        ("lengths: got 127 at index 1, where tokens before 64 are overwritten and a window of 65 needs "
+        ("lengths: got 127 at index 1, where tokens before 64 are overwritten and a window of 65 "
+            "needs "
         "some of them; keep at least 128, or 0 to begin anew"),
     ])  # fmt: skip
     for then, now in zip(before, contents(cache), strict=True):

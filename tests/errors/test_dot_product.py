@@ -24,12 +24,16 @@ def several(key, value):
 
 RANKS_AND_SHAPES = {
     "query rank 1": ({"query": ones(16)},
-        "query: shape (16,) has 1 axis, expected 4 (batch, n_heads, n_q, d_qk)", "make it (2, 8, n_q, 16)"),
+        "query: shape (16,) has 1 axis, expected 4 (batch, n_heads, n_q, d_qk)",
+            "make it (2, 8, n_q, 16)"),
     "scalar key": ({"key": np.float32(1)}, "key: shape () has 0 axes, expected 4 (batch"),
     "key rank": ({"key": ones(8, 12, 16)},
-        "key: shape (8, 12, 16) has 3 axes, expected 4 (batch, n_kv_heads, n_kv, d_qk)", "key[None]"),
-    "query rank": ({"query": ones(8, 10, 16)}, "query: shape (8, 10, 16) has 3 axes, expected 4", "query[None]"),
-    "value rank": ({"value": ones(12, 6)}, "value: shape (12, 6) has 2 axes, expected 4", "make it (2, 8, 12, d_v)"),
+        "key: shape (8, 12, 16) has 3 axes, expected 4 (batch, n_kv_heads, n_kv, d_qk)",
+            "key[None]"),
+    "query rank": ({"query": ones(8, 10, 16)}, "query: shape (8, 10, 16) has 3 axes, expected 4",
+        "query[None]"),
+    "value rank": ({"value": ones(12, 6)}, "value: shape (12, 6) has 2 axes, expected 4",
+        "make it (2, 8, 12, d_v)"),
     "key batch": ({"key": ones(3, 8, 12, 16)},
         "key: batch is 3 but query has batch 2", "nothing is broadcast"),
     "key batch 1": ({"key": ones(1, 8, 12, 16)},
@@ -41,11 +45,13 @@ RANKS_AND_SHAPES = {
         "query: batch 1 is 3 but key has batch 1 4",
     ),
     "d_qk": ({"key": ones(2, 8, 12, 8)}, "key: d_qk is 8 but query has d_qk 16",
-        "(query (2, 8, 10, 16), key (2, 8, 12, 8), axes (batch, n_kv_heads, n_kv, d_qk)); project one"),
+        ("(query (2, 8, 10, 16), key (2, 8, 12, 8), axes (batch, n_kv_heads, n_kv, d_qk)); project "
+        "one")),
     "key transposed": ({"key": ones(2, 8, 16, 12)},
         "key: n_kv is 16 but value has n_kv 12", "key.swapaxes(-1, -2)"),
     "value n_kv": ({"value": ones(2, 8, 11, 6)},
-        "value: n_kv is 11 but key has n_kv 12 (key (2, 8, 12, 16), value (2, 8, 11, 6), axes (batch"),
+        ("value: n_kv is 11 but key has n_kv 12 (key (2, 8, 12, 16), value (2, 8, 11, 6), axes "
+        "(batch")),
     "value transposed": ({"value": ones(2, 8, 6, 12)},
         "value: n_kv is 6 but key has n_kv 12", "value.swapaxes(-1, -2)"),
     "value heads": ({"value": ones(2, 4, 12, 6)},
@@ -227,7 +233,8 @@ WRONG_KINDS = {
 
 WRONG_OUT = {
     "shape": ({"out": ones(2, 8, 10, 16)},
-        ("out: shape (2, 8, 10, 16), expected (2, 8, 10, 6), which is (..., n_heads, n_q, d_v); pass "
+        ("out: shape (2, 8, 10, 16), expected (2, 8, 10, 6), which is (..., n_heads, n_q, d_v); "
+            "pass "
         "np.empty((2, 8, 10, 6), 'float32')")),
     "no broadcast": ({"out": ones(1, 2, 8, 10, 6)}, "out: shape (1, 2, 8, 10, 6), expected"),
     "dtype": ({"out": ones(*OUT_SHAPE, dtype=np.float64)}, "out: dtype float64, expected float32"),

@@ -51,7 +51,8 @@ SHAPES = {
 KINDS = {
     "grad_output dtype": ({"grad_output": ones(2, 4, 5, 6, dtype=np.float64)},
         "grad_output: dtype float64, expected float32", "grad_output.astype(np.float32)"),
-    "grad_output integers": ({"grad_output": ones(2, 4, 5, 6, dtype=int)}, "grad_output: dtype int"),
+    "grad_output integers": ({"grad_output": ones(2, 4, 5, 6, dtype=int)},
+        "grad_output: dtype int"),
     "no grad_output": ({"grad_output": None}, "grad_output: got None"),
     "output dtype": ({"output": ones(2, 4, 5, 6, dtype=np.float16)}, "output: dtype float16"),
     "a whole result": ({"output": FORWARD},

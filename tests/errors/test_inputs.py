@@ -1,4 +1,4 @@
-"""What comes in from elsewhere: views that repeat memory, symbols of traced programs, lses of others."""
+"""What comes from elsewhere: views that repeat memory, symbols of traced programs, others' lse."""
 
 import subprocess
 import sys

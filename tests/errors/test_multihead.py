@@ -17,14 +17,17 @@ CALLS = {
     "query vector": (
         {"query": ones(12)},
         (
-            "query: shape (12,) has 1 axis, expected 3 (n_q, batch, embed_dim) (key (7, 2, 12), value "
-            "(7, 2, 12)); use np.repeat(query[None, None], 2, axis=1) if query is for every batch entry"
+            "query: shape (12,) has 1 axis, expected 3 (n_q, batch, embed_dim) (key (7, 2, 12), "
+            "value "
+            "(7, 2, 12)); use np.repeat(query[None, None], 2, axis=1) if query is for every batch "
+            "entry"
         ),
     ),
     "ranks": (
         {"key": ones(7, 12)},
         (
-            "key: shape (7, 12) has 2 axes, expected 3 (n_kv, batch, kdim) (query (5, 2, 12), value "
+            "key: shape (7, 12) has 2 axes, expected 3 (n_kv, batch, kdim) (query (5, 2, 12), "
+            "value "
             "(7, 2, 12)); use np.repeat(key[:, None], 2, axis=1) if key is for every batch entry"
         ),
     ),
@@ -35,7 +38,8 @@ CALLS = {
     "embed_dim": (
         {"query": ones(5, 2, 16)},
         (
-            "query: embed_dim is 16 but the layer has embed_dim 12 (query (5, 2, 16), axes (n_q, batch, "
+            "query: embed_dim is 16 but the layer has embed_dim 12 (query (5, 2, 16), axes (n_q, "
+            "batch, "
             "embed_dim)); project it, or build the layer with embed_dim=16"
         ),
     ),
@@ -44,7 +48,8 @@ CALLS = {
     "batch": (
         {"key": ones(7, 3, 12), "value": ones(7, 3, 12)},
         (
-            "query: batch is 2 but key has batch 3 (key (7, 3, 12), query (5, 2, 12), axes (n_q, batch, "
+            "query: batch is 2 but key has batch 3 (key (7, 3, 12), query (5, 2, 12), axes (n_q, "
+            "batch, "
             "embed_dim)); take the entries that belong together, nothing is broadcast"
         ),
     ),
@@ -52,14 +57,16 @@ CALLS = {
     "n_kv": (
         {"value": ones(6, 2, 12)},
         (
-            "value: n_kv is 6 but key has n_kv 7 (key (7, 2, 12), value (6, 2, 12), axes (n_kv, batch, "
+            "value: n_kv is 6 but key has n_kv 7 (key (7, 2, 12), value (6, 2, 12), axes (n_kv, "
+            "batch, "
             "vdim)); give every key one value"
         ),
     ),
     "layout": (
         OTHER_LAYOUT,
         (
-            "key: batch is 7 but query has batch 5 (query (2, 5, 12), key (2, 7, 12), axes (n_kv, batch, "
+            "key: batch is 7 but query has batch 5 (query (2, 5, 12), key (2, 7, 12), axes (n_kv, "
+            "batch, "
             "kdim)); build the layer with batch_first=True (or swap axes 0 and 1 of all)"
         ),
     ),
@@ -110,7 +117,8 @@ KINDS = {
     "padding of integers": (
         {"key_padding_mask": ones(2, 7, dtype=int)},
         (
-            "key_padding_mask: dtype int64, expected bool (True = ignore) or a float bias; if 1 marks "
+            "key_padding_mask: dtype int64, expected bool (True = ignore) or a float bias; if 1 "
+            "marks "
             "what to ignore, pass mask != 0, if 1 marks real tokens, mask == 0"
         ),
     ),
@@ -157,7 +165,10 @@ def test_without_a_batch_masks_have_none():
     for masks, message in (
         (
             {"key_padding_mask": ones(1, 7, dtype=bool)},
-            "key_padding_mask: shape (1, 7), expected (7,) (n_kv,); use key_padding_mask.reshape(7,)",
+            (
+                "key_padding_mask: shape (1, 7), expected (7,) (n_kv,); use "
+                "key_padding_mask.reshape(7,)"
+            ),
         ),
         ({"attn_mask": ones(2, 5, 7)}, "(5, 7) (n_q, n_kv) or (3, 5, 7) (num_heads, n_q, n_kv)"),
     ):
@@ -218,7 +229,8 @@ STATES = {
         STATE | {"in_proj_bias": ones(12)},
         ValueError,
         (
-            "in_proj_bias: shape (12,), expected (36,) (outputs,); build the layer with the sizes of these"
+            "in_proj_bias: shape (12,), expected (36,) (outputs,); build the layer with the sizes "
+            "of these"
         ),
     ),
     "turned": (

@@ -36,7 +36,8 @@ BROKEN_SELF_ATTENTION = {
     "x rank": (ValueError, (ones(4), W, W, W), {},
         "x: shape (4,) has 1 axis, expected 2 (n, d_model)"),
     "transposed weight": (ValueError, (X, W.T, W, W), {},
-        "W_q: d_model is 6 but x has d_model 4 (x (5, 4), W_q (6, 4), axes (d_model, num_heads * d_qk))"),
+        ("W_q: d_model is 6 but x has d_model 4 (x (5, 4), W_q (6, 4), axes (d_model, num_heads * "
+        "d_qk))")),
     "d_model": (ValueError, (X, W, ones(3, 6), W), {}, "W_k: d_model is 3 but x has d_model 4"),
     "weight rank": (ValueError, (X, W, W, ones(4, 6, 2)), {},
         "W_v: shape (4, 6, 2) has 3 axes, expected 2 (d_model, num_kv_heads * d_v)"),
@@ -50,7 +51,8 @@ BROKEN_SELF_ATTENTION = {
     "kv heads": (ValueError, (X, W, W, W), {"num_heads": 3, "num_kv_heads": 2},
         "num_kv_heads: 2 does not divide num_heads, which is 3; pass a divisor of it"),
     "head sizes": (ValueError, (X, W, ones(4, 5), W), {},
-        "W_k: shape (4, 5), expected (4, 6) (d_model, num_kv_heads * d_qk) (x (5, 4), W_q (4, 6), W_v ("),
+        ("W_k: shape (4, 5), expected (4, 6) (d_model, num_kv_heads * d_qk) (x (5, 4), W_q (4, 6), "
+        "W_v (")),
     "mask": (ValueError, (X, W, W, W), {"attn_mask": ones(5, 4)},
         "attn_mask: n_kv is 4 but scores have n_kv 5"),
     "lengths": (ValueError, (X, W, W, W), {"key_lengths": [3]},

@@ -1,4 +1,4 @@
-"""Messages of the attentions of recurrent networks: the tensor, the axis, the numbers, the way out."""
+"""Messages of the attentions of recurrent networks: tensor, axis, numbers, the way out."""
 
 import numpy as np
 import pytest
@@ -28,15 +28,24 @@ ADDITIVE = {
     ),
     "keys vector": (
         {"keys": ones(6)},
-        "keys: shape (6,) has 1 axis, expected 3 (batch, T_enc, d_h) (query (2, 3, 5), W_a (8, 5), ",
+        (
+            "keys: shape (6,) has 1 axis, expected 3 (batch, T_enc, d_h) (query (2, 3, 5), W_a (8, "
+            "5), "
+        ),
     ),
     "batch": (
         {"keys": ones(4, 7, 6)},
-        "keys: batch is 4 but query has batch 2 (query (2, 3, 5), keys (4, 7, 6), axes (batch, T_enc",
+        (
+            "keys: batch is 4 but query has batch 2 (query (2, 3, 5), keys (4, 7, 6), axes (batch, "
+            "T_enc"
+        ),
     ),
     "W_a turned": (
         {"W_a": ones(5, 8)},
-        "W_a: d_attn is 5 but U_a has d_attn 8 (U_a (8, 6), W_a (5, 8), axes (d_attn, d_s)); use W_a.T",
+        (
+            "W_a: d_attn is 5 but U_a has d_attn 8 (U_a (8, 6), W_a (5, 8), axes (d_attn, d_s)); "
+            "use W_a.T"
+        ),
     ),
     "U_a turned": ({"U_a": ones(6, 8)}, "U_a: d_attn is 6 but W_a has d_attn 8"),
     "U_a vector": (
@@ -45,11 +54,17 @@ ADDITIVE = {
     ),
     "d_attn": (
         {"U_a": ones(9, 6)},
-        "U_a: d_attn is 9 but W_a has d_attn 8 (W_a (8, 5), U_a (9, 6), axes (d_attn, d_h)); project all",
+        (
+            "U_a: d_attn is 9 but W_a has d_attn 8 (W_a (8, 5), U_a (9, 6), axes (d_attn, d_h)); "
+            "project all"
+        ),
     ),
     "d_attn of query": (
         {"W_a": None},
-        "query: d_attn is 5 but U_a has d_attn 8 (U_a (8, 6), query (2, 3, 5), axes (batch, T_dec, d_at",
+        (
+            "query: d_attn is 5 but U_a has d_attn 8 (U_a (8, 6), query (2, 3, 5), axes (batch, "
+            "T_dec, d_at"
+        ),
     ),
     "v_a": (
         {"v_a": ones(7)},
@@ -57,30 +72,41 @@ ADDITIVE = {
     ),
     "v_a row": (
         {"v_a": ones(1, 8)},
-        "v_a: shape (1, 8) has 2 axes, expected 1 (d_attn,) (query (2, 3, 5), keys (2, 7, 6), W_a (",
+        (
+            "v_a: shape (1, 8) has 2 axes, expected 1 (d_attn,) (query (2, 3, 5), keys (2, 7, 6), "
+            "W_a ("
+        ),
     ),
     "values": (
         {"values": ones(2, 6, 4)},
         (
-            "values: T_enc is 6 but keys have T_enc 7 (keys (2, 7, 6), values (2, 6, 4), axes (batch, "
+            "values: T_enc is 6 but keys have T_enc 7 (keys (2, 7, 6), values (2, 6, 4), axes "
+            "(batch, "
             "T_enc, d_v)); give every key one value"
         ),
     ),
     "values turned": (
         {"query": ones(3, 5), "keys": ones(7, 6), "values": ones(4, 7)},
         (
-            "values: T_enc is 4 but keys have T_enc 7 (keys (7, 6), values (4, 7), axes (T_enc, d_v)); "
+            "values: T_enc is 4 but keys have T_enc 7 (keys (7, 6), values (4, 7), axes (T_enc, "
+            "d_v)); "
             "use values.T"
         ),
     ),
     "bias": ({"bias": ones(2, 8)}, "bias: shape (2, 8), expected (d_attn,), which is (8,)"),
     "location": (
         {"location": ones(2, 7, 8)},
-        "query: T_dec is 3 (query (2, 3, 5)), but location is for one decoder step; call once for each",
+        (
+            "query: T_dec is 3 (query (2, 3, 5)), but location is for one decoder step; call once "
+            "for each"
+        ),
     ),
     "location shape": (
         {"query": ones(2, 5), "location": ones(7, 8)},
-        "location: shape (7, 8), expected (batch, T_enc, d_attn), which is (2, 7, 8); use np.repeat(",
+        (
+            "location: shape (7, 8), expected (batch, T_enc, d_attn), which is (2, 7, 8); use "
+            "np.repeat("
+        ),
     ),
     "heads": ({"num_heads": 4}, "num_heads: 4 does not divide d_v, which is 6; pass a divisor of"),
     "heads of d_attn": ({"num_heads": 3}, "num_heads: 3 does not divide d_attn, which is 8"),
@@ -189,7 +215,8 @@ def test_luong():
         (
             lambda: dot_attention(query, keys),
             (
-                "query: d_s is 5 but keys have d_h 6 (keys (2, 7, 6), query (2, 3, 5), axes (batch, "
+                "query: d_s is 5 but keys have d_h 6 (keys (2, 7, 6), query (2, 3, 5), axes "
+                "(batch, "
                 "T_dec, d_s)); use general_attention with a matrix W of shape (5, 6)"
             ),
         ),
@@ -203,12 +230,16 @@ def test_luong():
         ),
         (
             lambda: concat_attention(query, keys, ones(11, 8), ones(8)),
-            "W_c: d_attn is 11 but v has d_attn 8 (v (8,), W_c (11, 8), axes (d_attn, d_s + d_h)); use W",
+            (
+                "W_c: d_attn is 11 but v has d_attn 8 (v (8,), W_c (11, 8), axes (d_attn, d_s + "
+                "d_h)); use W"
+            ),
         ),
         (
             lambda: concat_attention(query, keys, ones(8, 6), ones(8)),
             (
-                "W_c: shape (8, 6), expected (8, 11) (d_attn, d_s + d_h) (query (2, 3, 5), keys (2, 7, "
+                "W_c: shape (8, 6), expected (8, 11) (d_attn, d_s + d_h) (query (2, 3, 5), keys "
+                "(2, 7, "
                 "6), v (8,)); it is np.hstack([W_a, U_a])"
             ),
         ),
@@ -219,7 +250,8 @@ def test_luong():
         (
             lambda: general_attention(query, keys, ones(5, 4)),
             (
-                "W: d_h is 4 but keys have d_h 6 (keys (2, 7, 6), W (5, 4), axes (d_s, d_h)); make it "
+                "W: d_h is 4 but keys have d_h 6 (keys (2, 7, 6), W (5, 4), axes (d_s, d_h)); "
+                "make it "
                 "(5, 6), or bring keys to d_h 4"
             ),
         ),

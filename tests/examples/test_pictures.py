@@ -1,4 +1,4 @@
-"""The pictures of examples/: they are drawn, and the encoder's numbers in docs/ are those it has."""
+"""The pictures of examples/: they are drawn, and the encoder has the numbers that docs/ say."""
 
 import importlib
 import importlib.metadata

@@ -1,4 +1,4 @@
-"""The primitives of autograd: its gradients through them are slopes, and the backward pass's own."""
+"""The primitives of autograd: gradients through them are slopes, and the backward pass's own."""
 
 import numpy as np
 import pytest
@@ -197,7 +197,7 @@ def test_what_has_no_gradient_is_refused_at_once():
 
 @pytest.mark.parametrize("name", ["query", "mask"])
 def test_forward_mode_is_never_dropped(name):
-    """autograd has no forward mode of these, and says so; a mask of recurrent attention has none."""
+    """autograd has no forward mode of these and says so; recurrent attention's mask has none."""
     arrays = {"query": np.ones((2, 3)), "mask": np.zeros((2, 4))}
     keys, W = np.ones((4, 3)), np.ones((3, 3))
 

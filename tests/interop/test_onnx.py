@@ -140,7 +140,8 @@ def test_every_float32_case_takes_y_from_the_engine(engine, capsys):
             from_engine.append(name)
     with capsys.disabled():
         print(
-            f"\nONNX Attention, {len(OF_ATTENTION)} cases of onnx {onnx.__version__}: {passed} pass, "
+            f"\nONNX Attention, {len(OF_ATTENTION)} cases of onnx {onnx.__version__}: {passed} "
+            "pass, "
             f"{len(from_engine)} of them with Y from the engine; {PASSED_BY_ONNXRUNTIME}"
         )
     assert passed == 93

@@ -1,4 +1,4 @@
-"""The functions of torch: gradients against torch's own formulas, strides, dtypes, and gradcheck."""
+"""The functions of torch: gradients against torch's own formulas, strides, dtypes, gradcheck."""
 
 import numpy as np
 import pytest
@@ -183,7 +183,7 @@ SECOND = {
 @pytest.mark.parametrize("f", [attended, aligned])
 @pytest.mark.parametrize("way", SECOND)
 def test_a_second_derivative_is_refused(way, f):
-    """Whichever way it is asked for: torch runs only those nodes that lead to what it is asked by."""
+    """Whichever way it is asked for: torch runs only nodes that lead to what it is asked by."""
     x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
     with pytest.raises(NotImplementedError, match="the attentions can be differentiated once"):
         SECOND[way](x, f)

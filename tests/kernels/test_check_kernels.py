@@ -1,27 +1,16 @@
 """The C check of every primitive and kernel, built and run as CONTRIBUTING.md says."""
 
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from support.programs import needs
 
 from attn_engine import _core
 
 CHECKOUT = Path(__file__).parents[2]
 COMPILERS = ("cc", "gcc", "clang")
-
-
-def needs(*alternatives):
-    """The path of a program; without it the test is skipped, or fails where CI is set."""
-    for name in alternatives:
-        if found := shutil.which(name):
-            return found
-    missing = f"none of {', '.join(alternatives)} is installed"
-    if os.environ.get("CI"):
-        pytest.fail(missing)
-    pytest.skip(missing)
 
 
 @pytest.fixture(scope="module")

@@ -210,9 +210,11 @@ def test_without_the_package_the_message_says_how_to_get_it(monkeypatch):
     ("change", "kind", "message"),
     [
         (lambda layer: setattr(layer, "in_proj_weight", layer.in_proj_weight.T), ValueError,
-            "in_proj_weight: shape (12, 36), expected (36, 12) (outputs, inputs); use in_proj_weight.T"),
+            ("in_proj_weight: shape (12, 36), expected (36, 12) (outputs, inputs); use "
+            "in_proj_weight.T")),
         (lambda layer: setattr(layer.out_proj, "bias", np.zeros((1, 12), np.float32)), ValueError,
-            "out_proj.bias: shape (1, 12), expected (12,) (outputs,); use out_proj.bias.reshape(12,)"),
+            ("out_proj.bias: shape (1, 12), expected (12,) (outputs,); use "
+            "out_proj.bias.reshape(12,)")),
         (lambda layer: setattr(layer.out_proj, "weight", np.zeros((12, 5), np.float32)), ValueError,
             "out_proj.weight: shape (12, 5), expected (12, 12) (outputs, inputs); load_state_dict"),
         (lambda layer: setattr(layer, "in_proj_bias", np.zeros(36)), TypeError,
@@ -220,7 +222,7 @@ def test_without_the_package_the_message_says_how_to_get_it(monkeypatch):
         (lambda layer: setattr(layer, "in_proj_bias", None), TypeError,
             "in_proj_bias: got NoneType, expected an array of float32"),
         (lambda layer: setattr(layer, "q_proj_weight", np.zeros((12, 12), np.float32)), ValueError,
-            "q_proj_weight: the layer has none, expected None; its parameters are in_proj_weight, "),
+            "q_proj_weight: the layer has none, expected None; its parameters are in_proj_weight,"),
         (lambda layer: setattr(layer, "bias_k", np.zeros((1, 1, 12), np.float32)), ValueError,
             "bias_k: the layer has none, expected None; its parameters are in_proj_weight, "),
     ],

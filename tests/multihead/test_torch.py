@@ -158,7 +158,7 @@ def test_tensors_come_in_directly():
         layer(tensors[0].requires_grad_(), *tensors[1:])
 
 
-# --- known disagreements: the rows of docs/disagreements.md about torch's module -------------------
+# --- known disagreements: the rows of docs/disagreements.md about torch's module ------------------
 
 
 def test_what_torch_answers_for_a_row_that_sees_no_key():

@@ -1,4 +1,4 @@
-"""Additive attention: its numbers on every tier and dtype, to saturation, and what must not change them."""
+"""Additive attention: its numbers on every tier and dtype, and what must not change them."""
 
 import numpy as np
 import pytest

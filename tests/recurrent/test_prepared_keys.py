@@ -1,4 +1,4 @@
-"""Prepared keys cannot go stale: not by views, copies, a change of tier or fields that do not fit."""
+"""Prepared keys cannot go stale: not by views, copies, a change of tier or unfit fields."""
 
 import copy
 import pickle

@@ -52,7 +52,7 @@ def run(found, **names):
     exec(f"{found.test}\ntest_shapes_of_{found.function}()", names)  # noqa: S102
 
 
-def test_there_are_a_hundred_of_all_functions():
+def test_there_are_a_hundred_and_fifty_of_all_functions():
     assert len(CASES) >= 150 and {"truncate", "reorder"} >= OPERATIONS.keys() - BROKEN.keys() - {
         "concat_backward", "general_backward",
     }  # fmt: skip
@@ -138,7 +138,8 @@ def test_every_one_of_several_fixes_makes_the_call_run():
     [
         ("sdpa", {"query": (2, 8, 5, 64), "key": (2, 5, 8, 64), "value": (2, 5, 8, 64)}, [
             "use query.swapaxes(-2, -3) if query is (batch, n_q, n_heads, d_qk)",
-            "use key.swapaxes(-2, -3) and value.swapaxes(-2, -3) if key is (batch, n_kv, n_kv_heads,",
+            ("use key.swapaxes(-2, -3) and value.swapaxes(-2, -3) if key is (batch, n_kv, "
+            "n_kv_heads,"),
         ]),
         ("multihead", {"embed_dim": 12, "num_heads": 3, "query": (2, 5, 12), "key": (5, 2, 12),
             "value": (5, 2, 12)}, [
@@ -339,16 +340,19 @@ def test_reminders_know_the_traps():
 @pytest.mark.parametrize(
     ("kind", "function", "changes", "message"),
     [
-        (ValueError, "attention", {}, "diagnose: no checks of 'attention', expected one of ['sdpa'"),
+        (ValueError, "attention", {},
+            "diagnose: no checks of 'attention', expected one of ['sdpa'"),
         (ValueError, attn_engine.get_isa, {}, "diagnose: no checks of <function get_isa"),
-        (TypeError, "dot", {"mask": np.ones((7,))} | {"nonsense": 1}, "dot_attention: got an unexp"),
+        (TypeError, "dot", {"mask": np.ones((7,))} | {"nonsense": 1},
+            "dot_attention: got an unexp"),
         (TypeError, "general", {}, "general_attention: missing a required argument: 'W'"),
         (TypeError, "dot", {"keys": np.ones((2, 7, 6), int)}, "keys: dtype int64 is not"),
         (TypeError, "dot", {"query": np.ones((2, 6)), "keys": np.ones((2, 7, 6), "f4")},
             "keys: dtype float32 but query has float64"),
         (ValueError, "dot", {"key_lengths": [3, 8]}, "key_lengths: got 8 at index 1"),
         (TypeError, "dot", {"keys": None}, "keys: missing, got None"),
-        (TypeError, "dot", {"q": (2, 6)}, "dot_attention: got an unexpected argument 'q', expected "),
+        (TypeError, "dot", {"q": (2, 6)},
+            "dot_attention: got an unexpected argument 'q', expected "),
         (ValueError, "dot", {"query": (2, -6)}, "query: (2, -6) is not the shape of an array"),
         (ValueError, "dot", {"query": (2, "x")}, "query: (2, 'x') is not the shape of an array"),
     ],

@@ -56,7 +56,8 @@ def test_help_says_how_to_give_shapes_and_options_and_what_exit_codes_mean(capsy
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["--op", "sdpa", "q=2,5", "k=2,5", "v=2,5"], "unexpected argument 'q', expected some of query"),
+        (["--op", "sdpa", "q=2,5", "k=2,5", "v=2,5"],
+            "unexpected argument 'q', expected some of query"),
         (["--op", "dot", "query=a", "keys=2,5"], "'query=a' is not NAME=VALUE"),
         (["--op", "dot", "query=2.5", "keys=2,5"], "'query=2.5' is not NAME=VALUE"),
         (["--op", "attention", "query=1,2"], "'attention'"),

@@ -23,7 +23,8 @@ def test_shapes_cost_nothing():
 N, ROWS, TENSOR = 100_000, (64, 32, 100_000), (64, 32, 100_000, 128)
 PACKED = (N, 32, 128)
 CACHE = {"batch": 64, "n_kv_heads": 32, "d_qk": 128, "capacity": 1_000_000}
-DECODER = {"grad_context": (64, N, 512), "query": (64, N, 512), "keys": (64, N, 512), "values": None,
+DECODER = {"grad_context": (64, N, 512), "query": (64, N, 512), "keys": (64, N, 512),
+    "values": None,
     "weights": (64, N, N), "grad_weights": (64, N, N)}  # fmt: skip
 LARGE = {
     "merge": {"outputs": [TENSOR, TENSOR], "lses": [ROWS, ROWS]},

@@ -1,4 +1,4 @@
-"""The documentation: every block of tutorial and how-tos runs, docstrings are numpydoc's, it builds."""
+"""The documentation: every block of its pages runs, docstrings are numpydoc's, it builds."""
 
 import doctest
 import inspect
@@ -30,13 +30,14 @@ METHODS = [
     if not name.startswith("_")
 ]
 OTHERS = ("autograd", "torch")  # packages that a how-to is about, and that need not be there
-# A family describes its arguments once, in an order of its own ("As in ..."): PR03 to PR08. A result
-# whose name and shape say all has no more words (RT03). Examples and See Also are where they help.
+# A family describes its arguments once, in an order of its own ("As in ..."): PR03 to PR08. A
+# result whose name and shape say all has no more words (RT03). Examples and See Also are where they
+# help.
 CODES = {"GL03", "GL05", "GL06", "GL07", "GL08", "SS01", "SS02", "SS03", "SS04", "PR01", "PR02"}
 
 
 def run_blocks(page, *packages):
-    """Run the blocks of a page that need no package beside ours, or none but these; how many did."""
+    """Run the blocks of a page that need no package but ours and these; how many did."""
     blocks = re.findall(
         r"^```python\n(.*?)^```", (DOCS / page).read_text(), re.MULTILINE | re.DOTALL
     )

@@ -18,7 +18,8 @@ RIGHT = {
     },
     "self": {"x": (2, 5, 12), "W_q": (12, 8), "W_k": (12, 8), "W_v": (12, 10), "num_heads": 2},
     "multihead": {
-        "embed_dim": 12, "num_heads": 3, "query": (5, 2, 12), "key": (7, 2, 12), "value": (7, 2, 12),
+        "embed_dim": 12, "num_heads": 3, "query": (5, 2, 12), "key": (7, 2, 12), "value": (7, 2,
+            12),
     },
     "append": {
         "batch": 2, "n_kv_heads": 3, "d_qk": 4, "d_v": 6, "capacity": 10,
@@ -57,9 +58,9 @@ BSHD = {"query": (2, 10, 8, 16), "key": (2, 12, 8, 16), "value": (2, 12, 8, 6), 
 SQUARE = {"query": (5, 2, 12), "key": (5, 2, 12), "value": (5, 2, 12)}
 EIGHT = {"embed_dim": 24, "num_heads": 8} | {n: (5, 2, 24) for n in ("query", "key", "value")}
 
-# What is different in the right call (a shape, with an expression in an array of it, or an option), how
-# that was broken, the tensor to change, and the fix. A fix that begins otherwise than with "use",
-# "pass", "exchange" or "build" is none: the sizes contradict each other.
+# What is different in the right call (a shape, with an expression in an array of it, or an option),
+# how that was broken, the tensor to change, and the fix. A fix that begins otherwise than with
+# "use", "pass", "exchange" or "build" is none: the sizes contradict each other.
 BROKEN = broken_shapes_recurrent.BROKEN | {
     "sdpa": [
         # axes in another order, heads together or apart
@@ -67,7 +68,8 @@ BROKEN = broken_shapes_recurrent.BROKEN | {
         ({"key_lengths": (2,)}, {"key_lengths": "np.repeat(key_lengths, 8)"}, "key_lengths",
             "use key_lengths.reshape(2, -1)[..., 0] if it is (batch * n_heads,) and the same"),
         ({"key_lengths": (2,)}, {"key_lengths": "np.repeat(key_lengths[:, None], 8, axis=1)"},
-            "key_lengths", "use key_lengths[..., 0] if it is (batch, n_heads) and the same for all"),
+            "key_lengths",
+                "use key_lengths[..., 0] if it is (batch, n_heads) and the same for all"),
         ({}, {"key": "key.swapaxes(2, 3)"}, "key", "use key.swapaxes(-1, -2)"),
         ({}, {"value": "value.swapaxes(2, 3)"}, "value", "use value.swapaxes(-1, -2)"),
         ({}, {"query": "query.swapaxes(1, 2)"}, "query", "use query.swapaxes(-2, -3)"),
@@ -83,7 +85,8 @@ BROKEN = broken_shapes_recurrent.BROKEN | {
             "use query.reshape(2, 10, 8, 16).swapaxes(-2, -3)"),
         ({}, {"query": "query.reshape(16, 10, 16)"}, "query", "use query.reshape(2, 8, 10, 16)"),
         ({}, {n: f"{n}.transpose(2, 0, 1, 3)" for n in ("query", "key", "value")}, "query",
-            "use query.transpose(1, 2, 0, 3), key.transpose(1, 2, 0, 3) and value.transpose(1, 2, 0,"),
+            ("use query.transpose(1, 2, 0, 3), key.transpose(1, 2, 0, 3) and value.transpose(1, 2, "
+            "0,")),
         ({"query": (2, 8, 1, 16)}, {"query": "query.reshape(2, 128)"}, "query",
             "use query.reshape(2, 8, 1, 16)"),
         ({}, {"key": "key[:, None]"}, "key", "use key.reshape(2, 8, 12, 16)"),
@@ -96,17 +99,25 @@ BROKEN = broken_shapes_recurrent.BROKEN | {
         ({"key": (2, 1, 12, 16), "value": (2, 1, 12, 6), "enable_gqa": True},
             {"key": "key[:, 0]", "value": "value[:, 0]", "enable_gqa": None}, "key",
             "use key[:, None] and value[:, None] and pass enable_gqa=True"),
-        ({"key": (2, 8, 1, 16), "value": (2, 8, 1, 6)}, {n: f"{n}[:, :, 0]" for n in ("key", "value")},
+        ({"key": (2, 8, 1, 16), "value": (2, 8, 1, 6)}, {n: f"{n}[:, :, 0]" for n in ("key",
+            "value")},
             "key", "use key[:, :, None] and value[:, :, None] if key is (batch, n_kv_heads, d_qk)"),
-        ({"value": [(2, 8, 12, 6), "np.repeat(value[:, :1], 8, axis=1)"]}, {"value": "value[:, 0]"}, "value",
+        ({"value": [(2, 8, 12, 6), "np.repeat(value[:, :1], 8, axis=1)"]}, {"value": "value[:, 0]"},
+            "value",
             "use np.repeat(value[:, None], 8, axis=1) if value is for every head"),
         ({}, {"value": "value.swapaxes(1, 2).reshape(2, 12, 48)"}, "value",
-            ("use value.reshape(2, 12, 8, 6).swapaxes(-2, -3) if value is (batch, n_kv, n_kv_heads * "
-            "d_v), or use np.repeat(value[:, None], 8, axis=1) if value is (batch, n_kv, d_v) and ")),
-        ({"key": Alike((2, 8, 12, 16)), "value": Alike((2, 8, 12, 6))}, {"key": "key[:1]", "value": "value[:1]"}, "key",
-            "use np.repeat(key, 2, axis=0) and np.repeat(value, 2, axis=0) if key and value are for"),
-        ({"query": Alike((2, 8, 10, 16))}, {"query": "query[:1]"}, "query", "use np.repeat(query, 2, axis=0) if"),
-        ({"key": Alike((2, 8, 12, 16))}, {"key": "key[0]"}, "key", "use np.repeat(key[None], 2, axis=0) if key is"),
+            ("use value.reshape(2, 12, 8, 6).swapaxes(-2, -3) if value is (batch, n_kv, "
+                "n_kv_heads * "
+            "d_v), or use np.repeat(value[:, None], 8, axis=1) if value is (batch, n_kv, d_v) and "
+            "")),
+        ({"key": Alike((2, 8, 12, 16)), "value": Alike((2, 8, 12, 6))}, {"key": "key[:1]",
+            "value": "value[:1]"}, "key",
+            ("use np.repeat(key, 2, axis=0) and np.repeat(value, 2, axis=0) if key and value are "
+            "for")),
+        ({"query": Alike((2, 8, 10, 16))}, {"query": "query[:1]"}, "query",
+            "use np.repeat(query, 2, axis=0) if"),
+        ({"key": Alike((2, 8, 12, 16))}, {"key": "key[0]"}, "key",
+            "use np.repeat(key[None], 2, axis=0) if key is"),
         ({}, {"query": "query[None]"}, "query", "use query.reshape(2, 8, 10, 16)"),
         # options
         (BSHD, {"layout": None}, "key", 'pass layout="bshd"'),
@@ -119,7 +130,8 @@ BROKEN = broken_shapes_recurrent.BROKEN | {
             "key", "use key.swapaxes(-2, -3) and value.swapaxes(-2, -3) and pass enable_gqa=True"),
         (BSHD | {"key": (2, 12, 2, 16), "value": (2, 12, 2, 6), "enable_gqa": True},
             {"enable_gqa": None, "layout": None}, "key",
-            ('pass layout="bshd" and enable_gqa=True if query is (batch, n_q, n_heads, d_qk), or use '
+            ('pass layout="bshd" and enable_gqa=True if query is (batch, n_q, n_heads, d_qk), or '
+                'use '
             "key.swapaxes(-2, -3) and value.swapaxes(-2, -3) and pass enable_gqa=True if key is ")),
         # masks and other additions
         ({"attn_mask": (2, 1, 1, 12)}, {"attn_mask": "attn_mask[:, 0, 0]"}, "attn_mask",
@@ -139,11 +151,13 @@ BROKEN = broken_shapes_recurrent.BROKEN | {
             "use attn_mask[:, None] if it is (n_q,)"),
         ({"attn_mask": (2, 1, 10, 1)}, {"attn_mask": "attn_mask[:, 0, :, 0]"}, "attn_mask",
             "use attn_mask[:, None, :, None] if it is (batch, n_q)"),
-        ({"attn_mask": (10, 12)}, {"attn_mask": "np.pad(attn_mask, ((0, 20), (0, 13)))"}, "attn_mask",
+        ({"attn_mask": (10, 12)}, {"attn_mask": "np.pad(attn_mask, ((0, 20), (0, 13)))"},
+            "attn_mask",
             "use attn_mask[..., :10, :12] if its first rows and columns are those of these tokens"),
         ({"attn_mask": (10, 12)}, {"attn_mask": "np.pad(attn_mask, ((2, 0), (0, 0)))"}, "attn_mask",
             "use attn_mask[..., -10:, :] if it is (n_tokens, n_tokens)"),
-        ({"attn_mask": (10, 12)}, {"attn_mask": "np.pad(attn_mask, ((2, 18), (0, 18)))"}, "attn_mask",
+        ({"attn_mask": (10, 12)}, {"attn_mask": "np.pad(attn_mask, ((2, 18), (0, 18)))"},
+            "attn_mask",
             "use attn_mask[..., 2:12, :12] if it is (n_tokens, n_tokens)"),
         ({"attn_mask": (10, 12)}, {"attn_mask": "attn_mask[:, :11]"}, "attn_mask",
             "pass one that broadcasts to (2, 8, 10, 12)"),
@@ -168,7 +182,8 @@ BROKEN = broken_shapes_recurrent.BROKEN | {
             "n_heads must be n_kv_heads, or a multiple of it with enable_gqa=True"),
         ({}, {"key": "key[..., :9]"}, "key", "project one of them, e.g. key @ P with P (9, 16)"),
         ({}, {"value": "value[:, :, :11]"}, "value", "give every key one value"),
-        (GQA, {"value": "np.repeat(value, 4, axis=1)"}, "value", "key and value have the same heads"),
+        (GQA, {"value": "np.repeat(value, 4, axis=1)"}, "value",
+            "key and value have the same heads"),
     ],
     "varlen": [
         ({}, {"query": "query[None]"}, "query", "use query.reshape(5, 4, 16)"),
@@ -221,13 +236,16 @@ BROKEN = broken_shapes_recurrent.BROKEN | {
             "use query.swapaxes(1, 2).reshape(2, 5, 12)"),
         ({}, {n: f"{n}.reshape(-1, 2, 3, 4)" for n in ("query", "key", "value")}, "query",
             "use query.reshape(5, 2, 12), key.reshape(7, 2, 12) and value.reshape(7, 2, 12)"),
-        (BATCH_FIRST, {"query": "query.reshape(2, 5, 3, 4)"}, "query", "use query.reshape(2, 5, 12)"),
-        (BATCH_FIRST, {n: f"{n}.reshape(2, -1, 3, 4).swapaxes(1, 2)" for n in ("key", "value")}, "key",
+        (BATCH_FIRST, {"query": "query.reshape(2, 5, 3, 4)"}, "query",
+            "use query.reshape(2, 5, 12)"),
+        (BATCH_FIRST, {n: f"{n}.reshape(2, -1, 3, 4).swapaxes(1, 2)" for n in ("key", "value")},
+            "key",
             "use key.swapaxes(1, 2).reshape(2, 7, 12) and value.swapaxes(1, 2).reshape(2, 7, 12)"),
         ({"key": [(7, 2, 12), "np.repeat(key[:, :1], 2, axis=1)"],
             "value": [(7, 2, 12), "np.repeat(value[:, :1], 2, axis=1)"]},
             {"key": "key[:, :1]", "value": "value[:, :1]"}, "key",
-            "use np.repeat(key, 2, axis=1) and np.repeat(value, 2, axis=1) if key and value are for"),
+            ("use np.repeat(key, 2, axis=1) and np.repeat(value, 2, axis=1) if key and value are "
+            "for")),
         ({"key": [(7, 2, 12), "np.repeat(key[:, :1], 2, axis=1)"]}, {"key": "key[:, 0]"}, "key",
             "use np.repeat(key[:, None], 2, axis=1) if key is for every batch entry"),
         (BATCH_FIRST | {"key": Alike((2, 5, 12)), "value": Alike((2, 5, 12))},
@@ -244,9 +262,11 @@ BROKEN = broken_shapes_recurrent.BROKEN | {
             "use np.repeat(key_padding_mask[None], 2, axis=0) if key_padding_mask is for every"),
         ({"attn_mask": (6, 5, 7)}, {"attn_mask": "attn_mask.reshape(2, 3, 5, 7)"}, "attn_mask",
             "use attn_mask.reshape(6, 5, 7)"),
-        ({"attn_mask": [(6, 5, 7), "np.repeat(attn_mask[::3], 3, axis=0)"]}, {"attn_mask": "attn_mask[::3]"},
+        ({"attn_mask": [(6, 5, 7), "np.repeat(attn_mask[::3], 3, axis=0)"]},
+            {"attn_mask": "attn_mask[::3]"},
             "attn_mask", "use np.repeat(attn_mask, 3, axis=0)"),
-        (EIGHT | {"attn_mask": [(16, 5, 5), "np.tile(attn_mask[:8], (2, 1, 1))"]}, {"attn_mask": "attn_mask[:8]"},
+        (EIGHT | {"attn_mask": [(16, 5, 5), "np.tile(attn_mask[:8], (2, 1, 1))"]},
+            {"attn_mask": "attn_mask[:8]"},
             "attn_mask", "use np.tile(attn_mask, (2, 1, 1))"),
         (SQUARE | {"attn_mask": (5, 5)}, {"attn_mask": "attn_mask[None, None]"}, "attn_mask",
             "use attn_mask.reshape(5, 5)"),
@@ -265,7 +285,8 @@ BROKEN = broken_shapes_recurrent.BROKEN | {
         ({}, {"key": "key.swapaxes(1, 2)"}, "key", "use key.swapaxes(-2, -3)"),
         ({}, {n: f"{n}.swapaxes(1, 2)" for n in ("key", "value")}, "key",
             "use key.swapaxes(-2, -3) and value.swapaxes(-2, -3)"),
-        ({"key": (2, 3, 1, 4), "value": (2, 3, 1, 6)}, {n: f"{n}[:, :, 0]" for n in ("key", "value")},
+        ({"key": (2, 3, 1, 4), "value": (2, 3, 1, 6)}, {n: f"{n}[:, :, 0]" for n in ("key",
+            "value")},
             "key", "use key[:, :, None] and value[:, :, None]"),
         ({}, {"key": "value", "value": "key"}, "key", "exchange key and value"),
         ({}, {"key": "key.swapaxes(1, 2).reshape(2, 5, 12)"}, "key",
@@ -296,7 +317,8 @@ BROKEN = broken_shapes_recurrent.BROKEN | {
         ({}, {"x": "x.swapaxes(1, 2)"}, "x", "use x.swapaxes(-2, -3)"),
         ({}, {"x": "x.swapaxes(1, 2).reshape(2, 5, 24)"}, "x",
             "use x.reshape(2, 5, 3, 8).swapaxes(1, 2)"),
-        ({"x": (2, 3, 1, 8), "cos": (1, 4), "sin": (1, 4)}, {"x": "x[:, :, 0]"}, "x", "use x[:, :, None]"),
+        ({"x": (2, 3, 1, 8), "cos": (1, 4), "sin": (1, 4)}, {"x": "x[:, :, 0]"}, "x",
+            "use x[:, :, None]"),
         ({"position_ids": (5,)}, {"position_ids": "position_ids[:, None]"}, "position_ids",
             "use position_ids.reshape(5,)"),
         ({}, {"cos": "np.hstack([cos, cos])"}, "cos",
@@ -326,10 +348,12 @@ BROKEN = broken_shapes_recurrent.BROKEN | {
             "make it (8, 3), or bring keys to d_h 6, e.g. keys @ P with P (3, 6)"),
     ],
     "sdpa_backward": [
-        ({}, {"grad_output": "grad_output.swapaxes(1, 2)"}, "grad_output", "use grad_output.swapaxes"),
+        ({}, {"grad_output": "grad_output.swapaxes(1, 2)"}, "grad_output",
+            "use grad_output.swapaxes"),
         ({}, {"lse": "lse[..., None]"}, "lse", "use lse.reshape(2, 8, 10)"),
         ({}, {"key": "key.swapaxes(1, 2)"}, "key", "use key.swapaxes(-2, -3)"),
-        ({}, {"output": "output[..., :5]"}, "output", "pass the one that belongs to these arguments"),
+        ({}, {"output": "output[..., :5]"}, "output",
+            "pass the one that belongs to these arguments"),
     ],
     "varlen_backward": [
         ({}, {"grad_output": "grad_output.swapaxes(0, 1)"}, "grad_output",

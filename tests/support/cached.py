@@ -1,4 +1,4 @@
-"""What the tests of `KVCache` share: a plain model of it, and its calls as problems to be judged."""
+"""What the tests of `KVCache` share: a plain model of it, and its calls as problems to judge."""
 
 from dataclasses import dataclass
 from itertools import chain

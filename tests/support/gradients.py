@@ -1,16 +1,16 @@
 """Problems with cotangents for the tests of the backward pass, and the bound on its errors.
 
-The bound of a gradient follows it through the formulas of reference_backward with every term's size:
-with u the unit roundoff of the compute type and, for each row, A as in oracle.py and M the largest
-sum of |grad_output| |value| plus |grad_weights| plus |grad_lse|,
+The bound of a gradient follows it through the formulas of reference_backward with every term's
+size: with u the unit roundoff of the compute type and, for each row, A as in oracle.py and M the
+largest sum of |grad_output| |value| plus |grad_weights| plus |grad_lse|,
 
 * a weight is off by (8 + 8 A + n_acc) u P, for lse is rounded to its own size and A bounds that;
 * a product dP and the row's D are sums of d_v terms, so dS is off by
   2 (8 + 8 A + n_acc + d_v + 4) u P M, and never larger than 2 P M;
 * a gradient of a tensor sums dS or P times the other tensor in at most n_acc' additions.
 
-Data made to reach the bound have the longest chains of oracle.py for 8 A and d_v: 2 (5 + n_dot) A and
-n_dot of d_v.
+Data made to reach the bound have the longest chains of oracle.py for 8 A and d_v: 2 (5 + n_dot) A
+and n_dot of d_v.
 
 A 16-bit output was rounded before D saw it, and its gradient is rounded once more.
 """

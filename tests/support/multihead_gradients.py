@@ -1,9 +1,10 @@
-"""Calls of `MultiheadAttention` with cotangents, and the bound on what float32 does to their gradients.
+"""Calls of `MultiheadAttention` with cotangents, and the bound on what float32 does to their
+gradients.
 
 The bound follows the formulas with the size of every term, in units of the roundoff of float32: a
 product of K terms is off by (K + 2) times the product of sizes, and by what its factors are off; a
-weight is off by itself times the error of its scores, their mean, and 8 + 8 A + n_kv (see oracle.py:
-it is made again from lse). Twice that covers terms of higher order.
+weight is off by itself times the error of its scores, their mean, and 8 + 8 A + n_kv (see
+oracle.py: it is made again from lse). Twice that covers terms of higher order.
 """
 
 import copy

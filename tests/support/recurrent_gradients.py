@@ -1,8 +1,8 @@
 """Problems with cotangents for the backward pass of recurrent networks' attentions, and its judge.
 
 The bound takes every formula with the size of its terms. With u the unit roundoff of the compute
-type, w the weights, M = |grad_context| |values|^T + |grad_weights| and S = w (M + sum(w M)) the size
-of dS:
+type, w the weights, M = |grad_context| |values|^T + |grad_weights| and S = w (M + sum(w M)) the
+size of dS:
 
 * a score is off by E = ((4 + d_attn / 16) + p) u sum|v|, p u being the error of the projected query
   plus key (of q . k: (d + p) u sum|q||k|), so a weight by 2 E + 16 u of itself, and 16-bit weights

@@ -106,7 +106,7 @@ def test_alignments_are_weights_over_the_characters(readings):
 
 
 def test_the_writer_looks_at_the_digits_that_it_copies(readings):
-    """Years of four digits after words: each digit of the answer, seen at its place or beside it."""
+    """Years of four digits after words: each digit of the answer, at its place or beside it."""
     looked = []
     for reading in readings:
         if re.fullmatch(r"[a-z].* \d{4}", reading.text):

@@ -290,7 +290,8 @@ def _moved(distance: Distance | None, output: np.ndarray, changed: np.ndarray) -
             return np.linalg.norm(changed - output, axis=-1)
     if not callable(distance):
         raise TypeError(
-            f"distance: got an object of type {type(distance).__name__}, expected a function of the "
+            f"distance: got an object of type {type(distance).__name__}, expected a function of "
+            "the "
             f"output and what became of it"
         )
     moved = as_array("distance", distance(output, changed))
@@ -299,7 +300,8 @@ def _moved(distance: Distance | None, output: np.ndarray, changed: np.ndarray) -
     moved = as_floats("distance", moved)
     if moved.shape != output.shape[:-1]:
         raise ValueError(
-            f"distance: returned shape {moved.shape}, expected {output.shape[:-1]}, a number for each "
+            f"distance: returned shape {moved.shape}, expected {output.shape[:-1]}, a number for "
+            "each "
             f"query; take the distance over the last axis alone"
         )
     return moved.astype(np.float64)

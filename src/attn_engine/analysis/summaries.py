@@ -141,8 +141,8 @@ def rollout(weights: ArrayLike, *, residual: float = 0.5) -> np.ndarray:
     Parameters
     ----------
     weights : array_like, shape (n_layers, ..., n_heads, n, n)
-        Of self-attention, the first layer first, or a list of results that hold them. Rows sum to 1,
-        or are 0 where no key is seen.
+        Of self-attention, the first layer first, or a list of results that hold them. Rows sum to
+        1, or are 0 where no key is seen.
     residual : float, 0 to 1
         What a token keeps of itself in each layer. The paper takes one half.
 

@@ -1,4 +1,4 @@
-"""Is a contender's answer right?  float64 answers for a few rows or heads, by the reference alone."""
+"""Check a contender's answer: float64 answers for a few rows or heads, by the reference alone."""
 
 import numpy as np
 

@@ -211,7 +211,7 @@ class Team:
                 self.missing[name] = hello.get("missing") or hello["note"]
 
     def limit(self, case: Case | None = None) -> Limit:
-        """The float32 matrix product; for a decode case, reading a buffer of key's and value's size."""
+        """The float32 matrix product; for decode, reading a buffer of key's and value's size."""
         if case is not None and case.is_decode:
             return self.read_limit(case.kv_bytes)
         return self._best_rate("product")

@@ -3,8 +3,8 @@
 A contender is a function of (case, inputs, threads) that does all one-time work and returns a call
 without arguments: what is timed. The call returns the output (batch, n_heads, n_q, d), or
 (output, weights) where the case asks for weights, as arrays of NumPy or torch. Cases of recurrent
-networks, whole layers and backward passes have functions of their own, in formulas.py, layers.py and
-gradients.py.
+networks, whole layers and backward passes have functions of their own, in formulas.py, layers.py
+and gradients.py.
 """
 
 import importlib

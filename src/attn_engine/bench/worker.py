@@ -72,7 +72,7 @@ class Worker:
         return {"rate": 2 * PRODUCT_N**3 / best_seconds(lambda: a @ b, 10)}
 
     def read(self, nbytes: int) -> dict:
-        """Bytes/s of summing one buffer over and over: it stays in the cache that holds that much."""
+        """Bytes/s of summing one buffer over and over: it stays in the cache that holds it."""
         buffer = np.ones(nbytes // 4, np.float32)
         if self.name == "torch":
             import torch

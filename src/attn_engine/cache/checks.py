@@ -146,7 +146,8 @@ def check_kept(kind: Kind, pages: Pages, lengths: Any) -> np.ndarray:
         least = pages.starts + kind.window - 1
         for b in np.flatnonzero((pages.starts > 0) & (lengths > 0) & (lengths < least))[:1]:
             raise ValueError(
-                f"lengths: got {lengths[b]} at index {b}, where tokens before {pages.starts[b]} are "
+                f"lengths: got {lengths[b]} at index {b}, where tokens before {pages.starts[b]} "
+                "are "
                 f"overwritten and a window of {kind.window} needs some of them; keep at least "
                 f"{least[b]}, or 0 to begin anew"
             )
@@ -160,7 +161,8 @@ def check_order(kind: Kind, batch_index: Any) -> np.ndarray:
         raise wrong_shape(
             f"batch_index: shape {index.shape}, expected ({kind.batch},): for each entry the one "
             f"that it continues",
-            "batch_index", index.shape, {("batch",): (kind.batch,)}, "np.arange(batch) changes none",
+            "batch_index", index.shape, {("batch",): (kind.batch,)},
+                "np.arange(batch) changes none",
         )  # fmt: skip
     check_range("batch_index", index, kind.batch - 1)
     return index.astype(np.int64)

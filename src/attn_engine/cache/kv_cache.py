@@ -76,12 +76,11 @@ class KVCache:
     -----
     Results are those of `scaled_dot_product_attention` over all tokens of an entry, within the
     same error bound for the numbers as they are stored, and do not depend on how many tokens were
-    appended at a time. A number that is not finite is seen where its token is seen; with "int8" it
-    makes all of its token's key or value NaN.
+    appended at a time. With "int8" a number that is not finite makes its key or value all NaN.
 
     Every operation is all or nothing: an error, a signal or no memory leaves the cache as it was.
     For that a ring has spare pages, for as many tokens as may be appended and attended at once; an
-    append of more doubles its memory while it lasts. A copy (`copy.copy`, `copy.deepcopy`, `pickle`) shares nothing; its bytes are the tokens alone.
+    append of more doubles its memory while it lasts. A copy shares nothing, holds the tokens alone.
 
     A cache is for one thread at a time: attention may run beside attention, but not beside a
     method that changes the cache. After `reset` it is usable, whatever was done to it.

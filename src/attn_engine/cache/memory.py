@@ -14,7 +14,7 @@ _LINE = 64  # bytes: no vector in a tile shall straddle two cache lines
 
 
 class Pools(NamedTuple):
-    """As the core takes them: (pages, n_kv_heads, numbers of a page), page_size * d or page_size."""
+    """As the core takes them: (pages, n_kv_heads, page_size * d), or page_size for scales."""
 
     keys: np.ndarray
     values: np.ndarray

@@ -14,8 +14,8 @@ class Pages(NamedTuple):
 
     Entry b holds the tokens from position ``starts[b]`` on, ``ends[b]`` of them, in the first pages
     of ``table[b]``, as many as they fill. ``starts`` are multiples of `size`. Entries share a page
-    until one of them writes to it; ``owners`` has how many entries each page has. A row of `columns`
-    pages that is full gives up its oldest for a new one.
+    until one of them writes to it; ``owners`` has how many entries each page has. A row of
+    `columns` pages that is full gives up its oldest for a new one.
 
     Three numbers are kept for those in a hurry: `longest`, the most tokens that an entry holds;
     `room`, how many more every entry can take before it needs a page or the capacity is reached;
@@ -135,7 +135,8 @@ class Pages(NamedTuple):
         """A last page of their own for these entries; the last one keeps it if no other is left."""
         columns, tokens = self.ends // self.size, self.ends % self.size
         leaving = []
-        # Who has the most tokens of a page comes last: whoever keeps it overwrites none of another's.
+        # Who has the most tokens of a page comes last: whoever keeps it overwrites none of
+        # another's.
         for b in sorted(shared, key=tokens.__getitem__):
             page = table[b, columns[b]]
             if owners[page] > 1:

@@ -110,7 +110,8 @@ def check_kind(
         if window > capacity:
             raise ValueError(
                 f"capacity: got {capacity}, but with a window of {window} a query sees that many "
-                f"keys; pass at least {window}, and one more for each further token that is appended "
+                f"keys; pass at least {window}, and one more for each further token that is "
+                "appended "
                 f"at a time"
             )
     if page_size is None:
@@ -144,7 +145,8 @@ def _size(name: str, value: Any) -> int:
     count = check_integer(name, value, "a whole number above 0")
     if count.bit_length() > 256:
         raise ValueError(
-            f"{name}: got an integer of {count.bit_length()} bits, expected 1 to {_ADDRESSES}, the bytes "
+            f"{name}: got an integer of {count.bit_length()} bits, expected 1 to {_ADDRESSES}, "
+            "the bytes "
             f"that a process can address"
         )
     return check_count(name, count)
@@ -180,7 +182,8 @@ def _storage(value: Any, dtype: np.dtype) -> str:
         if isinstance(value, (tuple, list)):
             advice = "None; keys and values are stored alike, pass one name for both"
         raise ValueError(
-            f"storage: got {shown_value(value)}, expected one of {', '.join(_STORAGES)}, or {advice}"
+            f"storage: got {shown_value(value)}, expected one of {', '.join(_STORAGES)}, or "
+            f"{advice}"
         )
     if (name == "float64") != (dtype == F64):
         raise ValueError(

@@ -108,9 +108,9 @@ class Network:
     ----------
     weights : mapping of str to ndarray
         ``read_embedding`` (1 + characters, d_e) and ``written_embedding`` (1 + symbols, d_e). W, R
-        and B of three layers `gru` with ``linear_before_reset``: ``forward_`` and ``backward_`` from
-        d_e to d_h, ``decoder_`` from the embedding of the last symbol and the context, d_e + 2 d_h,
-        to d_s. ``first_W`` (d_s, d_h) and ``first_b`` make the decoder's first state. ``W_a``,
+        and B of three layers `gru` with ``linear_before_reset``: ``forward_`` and ``backward_``
+        from d_e to d_h, ``decoder_`` from the embedding of the last symbol and the context, d_e + 2
+        d_h, to d_s. ``first_W`` (d_s, d_h) and ``first_b`` make the decoder's first state. ``W_a``,
         ``U_a`` and ``v_a`` of `additive_attention`; ``out_W`` (symbols, d_s + 2 d_h), ``out_b``.
     """
 

@@ -71,7 +71,7 @@ def gru(
 def _step(
     h: np.ndarray, from_input: np.ndarray, R: np.ndarray, bias: np.ndarray, linear: bool
 ) -> np.ndarray:
-    """The next state (batch, n); `from_input` (batch, 3 n) has the input's part of the three gates."""
+    """The next state (batch, n); `from_input` (batch, 3 n) is the input's part of the gates."""
     n = h.shape[1]
     gates = sigmoid(from_input[:, : 2 * n] + h @ R[: 2 * n].T + bias[: 2 * n])
     z, r = gates[:, :n], gates[:, n:]

@@ -34,8 +34,9 @@ def worked_sentence() -> dict:
     Returns
     -------
     dict
-        `raw_scores`, `scaled_scores`, `weights` (5, 5), `values`, `output` (5, 4), `weighted_values`
-        (5, 4: those of "studies") as arrays; `tokens`; `query`; `ranking` of (token, weight); and
+        `raw_scores`, `scaled_scores`, `weights` (5, 5), `values`, `output` (5, 4),
+        `weighted_values` (5, 4: those of "studies") as arrays; `tokens`; `query`; `ranking` of
+        (token, weight); and
         `formula_difference`, how far the engine is from the softmax formula at most.
     """
     output, weights = self_attention(X, W_Q, W_K, W_V)

@@ -81,9 +81,9 @@ def diagnose(function: Any, /, **arguments: Any) -> Diagnosis:
     Returns
     -------
     Diagnosis
-        Its `error` is the one that the call raises, None if the shapes fit. A fix is a transposition,
-        a reshape, a repetition that is written out, a projection, or an option; none of them makes
-        anything broadcast.
+        Its `error` is the one that the call raises, None if the shapes fit. A fix is a
+        transposition, a reshape, a repetition that is written out, a projection, or an option; none
+        of them makes anything broadcast.
 
     Raises
     ------

@@ -1,8 +1,8 @@
 """The checks of a call without its work: they raise what the call would, or say what it gives.
 
 There are no rules here. Every function checks `out` last, before it computes or copies anything, so
-a call with an `out` that never fits runs all checks and nothing else; its error says what the result
-will be.
+a call with an `out` that never fits runs all checks and nothing else; its error says what the
+result will be.
 """
 
 import inspect
@@ -53,7 +53,7 @@ def _without_work(call: Callable, out: Any, arguments: dict[str, Any]) -> tuple[
 
 
 def _check_out(call: Callable, out: Any, arguments: dict[str, Any]) -> None:
-    """Raise what is wrong with the shape and dtype of `out`, of which a read-only view is passed."""
+    """Raise what is wrong with the shape and dtype of `out`; a read-only view of it is passed."""
     if not isinstance(out, np.ndarray):
         call(**arguments, out=out)  # of a wrong kind
     like = np.broadcast_to(np.empty((), out.dtype), out.shape)
@@ -201,7 +201,7 @@ def starts(shape: Shape, total: int) -> np.ndarray:
 
 
 def multihead(layer: MultiheadAttention | None = None, **arguments: Any) -> Results:
-    """Make a layer and call it, as far as checks go; with a layer, its parameters are looked at too."""
+    """Make a layer and call it, as far as checks go; a given layer's parameters are checked too."""
     mended = arguments.keys() & layer_settings.NAMES
     arguments = {name: value for name, value in arguments.items() if name not in mended}
     makes, call = split(MultiheadAttention, arguments)

@@ -1,4 +1,4 @@
-"""The backward pass of dot-product attention: the public function, without arithmetic of its own."""
+"""The backward pass of dot-product attention: the public function, without arithmetic."""
 
 from __future__ import annotations
 

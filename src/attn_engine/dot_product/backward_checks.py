@@ -1,4 +1,4 @@
-"""Checks and error messages of the backward pass; what comes out is what the compiled core takes."""
+"""Checks and error messages of the backward pass; what comes out is what the core takes."""
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -73,7 +73,7 @@ def attention_backward(
     needs: Any,
     options: dict[str, Any],
 ) -> Backward:
-    """`scaled_dot_product_attention_backward`'s arguments, checked; raises all that it documents."""
+    """Check `scaled_dot_product_attention_backward`'s arguments; raise all that it documents."""
     needs = check_needs(needs, NAMES)
     inputs, options = _inputs(tensors, options, NAMES[3:])
     forward = checks.attention(inputs["query"], inputs["key"], inputs["value"], **options)
@@ -95,7 +95,7 @@ def packed_backward(
     needs: Any,
     options: dict[str, Any],
 ) -> Backward:
-    """`scaled_dot_product_attention_varlen_backward`'s arguments, checked; raises all it documents."""
+    """Check `scaled_dot_product_attention_varlen_backward`'s arguments, as it documents."""
     needs = check_needs(needs, NAMES)
     inputs, options = _inputs(tensors, options, NAMES[4:])
     forward = varlen_checks.packed_attention(
@@ -113,7 +113,7 @@ def packed_backward(
 def _inputs(
     tensors: tuple[Any, Any, Any], options: dict[str, Any], names: tuple[str, ...]
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """What may have a gradient, by name, in its shape and dtype; and the options with these arrays."""
+    """What may have a gradient, by name, in its shape and dtype; and the options with them."""
     inputs = {name: as_array(name, x) for name, x in zip(NAMES[:3], tensors, strict=True)}
     given = {name: _given(name, options[name]) for name in names}
     inputs |= {n: x for n, x in given.items() if x is not None and np.asarray(x).dtype != bool}
@@ -269,7 +269,7 @@ def _room(gradients: dict[str, np.ndarray], compute: np.dtype, batch: Shape) -> 
 
 
 def _check_lse(lse: np.ndarray, output: np.ndarray) -> None:
-    """No forward makes +inf, and NaN only where it makes the output NaN; that it is right see below."""
+    """Reject an lse that no forward makes: +inf, or NaN without NaN in the output."""
     if (distinct(lse) < np.inf).all():
         return
     lost = ~(lse < np.inf)

@@ -1,4 +1,4 @@
-"""The common call of attention, answered in about a microsecond; whatever is unusual goes to checks."""
+"""The common call of attention, answered in about a microsecond; the unusual goes to checks."""
 
 from math import sqrt
 from typing import Any

@@ -125,7 +125,8 @@ def _checked(name: str, value: Any, total: int, packed: str) -> np.ndarray:
     if down.size:
         i = int(down[0]) + 1
         raise ValueError(
-            f"{name}: got {starts[i]} at index {i} after {starts[i - 1]}, expected no decrease; {fix}"
+            f"{name}: got {starts[i]} at index {i} after {starts[i - 1]}, expected no decrease; "
+            f"{fix}"
         )
     if starts[-1] != total:
         raise ValueError(

@@ -30,7 +30,7 @@ class Problem(NamedTuple):
 def check_out(
     out: Any, shape: Shape, dtype: np.dtype, inputs: dict[str, np.ndarray | None], axes: str
 ) -> None:
-    """`out` can take the result, exactly, without touching an input; `axes` are words for `shape`."""
+    """Check that `out` can take the result without touching an input; `axes` name `shape`."""
     if out is None:
         return
     if not isinstance(out, np.ndarray) or isinstance(out, np.ma.MaskedArray):

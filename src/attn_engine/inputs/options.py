@@ -143,7 +143,8 @@ def check_slopes(slopes: Any, batch: Shape, n_heads: int, compute: np.dtype) -> 
         return None
     slopes = as_floats("alibi_slopes", slopes)
     if slopes.shape not in ((n_heads,), (*batch, n_heads)):
-        what = f"alibi_slopes: shape {slopes.shape}, expected ({n_heads},), a slope for each query head"
+        expected = f"({n_heads},), a slope for each query head"
+        what = f"alibi_slopes: shape {slopes.shape}, expected {expected}"
         what += f", or {(*batch, n_heads)}" if batch else ""
         _check_heads(what, "alibi_slopes", slopes.shape, n_heads)
         right = {(*batch_words(len(batch)), "n_heads"): (*batch, n_heads), ("n_heads",): (n_heads,)}
@@ -311,7 +312,7 @@ def _side(name: str, side: Any) -> int:
 
 
 def check_lengths(name: str, value: Any, batch: Shape, n: int, axis: str) -> np.ndarray:
-    """One length for each batch entry, flat; `axis` is the word for the one that n is the size of."""
+    """One length for each batch entry, flat; `axis` is the word for the axis of size n."""
     lengths = as_array(name, value)
     if lengths.shape != (*batch, n):  # a mask, of any dtype, is told what to do
         lengths = as_integers(name, value)

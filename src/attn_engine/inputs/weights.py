@@ -18,7 +18,8 @@ def check_weights(weights: Any, with_heads: bool = False) -> np.ndarray:
     """`weights` (..., n_q, n_kv) in float64; ValueError unless its rows are probabilities or 0.
 
     A result of this library stands for the weights it holds; whole numbers may be weights too.
-    `with_heads`: an axis before n_q is one of heads, so results of a batch without heads are refused.
+    `with_heads`: an axis before n_q is one of heads, so results of a batch without heads are
+    refused.
     """
     given = held_weights("weights", weights, with_heads)
     if given.ndim < 2:
@@ -30,7 +31,7 @@ def check_weights(weights: Any, with_heads: bool = False) -> np.ndarray:
 
 
 def held_weights(name: str, weights: Any, with_heads: bool = False) -> np.ndarray:
-    """An array of floating-point numbers; of a result, or of a list or tuple of them, the weights."""
+    """An array of floating-point numbers; of a result, or a list or tuple of them, the weights."""
     if _is_result(weights):
         weights = _weights_of(name, weights, with_heads)
     elif isinstance(weights, list | tuple) and weights and all(map(_is_result, weights)):
@@ -61,7 +62,8 @@ def _weights_of(name: str, result: Any, with_heads: bool) -> np.ndarray:
     is_batch = result.weights.ndim == result[0].ndim == 3 and not hasattr(result, "lse")
     if with_heads and is_batch and len(result.weights) > 1:
         raise ValueError(
-            f"{name}: this {type(result).__name__} is of {len(result.weights)} batch entries without "
+            f"{name}: this {type(result).__name__} is of {len(result.weights)} batch entries "
+            "without "
             f"heads {result.weights.shape}; pass the .weights[i] of one entry"
         )
     return result.weights

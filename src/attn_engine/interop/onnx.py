@@ -4,10 +4,8 @@
 standard. `reference_ops` gives the same as classes for ``onnx.reference.ReferenceEvaluator``, and
 alone needs the onnx package.
 
-float32 and float64 run in the engine. The standard defines Attention as a graph of operators, so
-float16 and bfloat16 are rounded after every one of them; the engine rounds once, at the end, which
-is closer to the exact result but not the same. For these two types, and for the scores that
-qk_matmul_output shows, the graph is followed step by step in NumPy.
+float32 and float64 run in the engine. The standard rounds float16 and bfloat16 after every operator
+of its graph, the engine once: for them and for qk_matmul_output NumPy follows the graph.
 """
 
 from __future__ import annotations

@@ -3,9 +3,10 @@
 The functions take the arguments of their namesakes in attn_engine, but no ``out``. Tensors are read
 where they lie, whatever their strides; gradients come back in the dtype of each.
 
-They are differentiated once, in reverse: second derivatives, forward mode, torch.func with its vmap,
-and ``is_grads_batched`` raise. torch.compile leaves them as they are, between two graphs. A NumPy array
-among the arguments is read again by the backward pass and must not be changed before it.
+They are differentiated once, in reverse: second derivatives, forward mode, torch.func with its
+vmap, and ``is_grads_batched`` raise. torch.compile leaves them as they are, between two graphs. A
+NumPy array among the arguments is read again by the backward pass and must not be changed before
+it.
 """
 
 from collections.abc import Callable
@@ -108,7 +109,8 @@ def _apply(function: Differentiable, options: dict[str, Any], arrays: tuple) -> 
     for name, x in (*zip(function.names, arrays, strict=True), *options.items()):
         if isinstance(x, torch.Tensor) and _is_transformed(x):
             raise TypeError(
-                f"{name}: torch.func (grad, jvp, vmap, ...) and forward mode do not reach into this "
+                f"{name}: torch.func (grad, jvp, vmap, ...) and forward mode do not reach into "
+                "this "
                 f"function; use torch.autograd.grad or backward(), and a batch axis for vmap"
             )
     differentiable.check_call(function.names, arrays, options, _is_traced, "{}.detach()")
@@ -207,7 +209,8 @@ def scaled_dot_product_attention(
     >>> from attn_engine.interop.torch import scaled_dot_product_attention  # doctest: +SKIP
     >>> query = torch.zeros(1, 2, requires_grad=True)  # doctest: +SKIP
     >>> key, value = torch.eye(2), torch.tensor([[1.0], [3.0]])  # doctest: +SKIP
-    >>> scaled_dot_product_attention(query, key, value, scale=1.0).sum().backward()  # doctest: +SKIP
+    >>> scaled_dot_product_attention(query, key, value, scale=1.0).sum().backward()  # doctest:
+    +SKIP
     >>> query.grad  # doctest: +SKIP
     tensor([[-0.5000,  0.5000]])
     """

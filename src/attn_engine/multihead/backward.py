@@ -84,7 +84,7 @@ def multihead_backward(
 
 
 def _of_every_head(grad_weights: Any, saved: Saved) -> np.ndarray:
-    """The gradient by the weights of every head, added keys in front, from that by those returned."""
+    """The gradient by every head's weights, added keys in front, from that by the returned ones."""
     if saved.average is None:
         raise ValueError(
             "grad_weights: the call returned no weights; call forward_and_save with "

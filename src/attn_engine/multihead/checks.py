@@ -1,7 +1,8 @@
 """Checks and error messages of `MultiheadAttention`, and its masks in the engine's terms.
 
 Masks come in with torch's meaning, True = ignore, and leave with the engine's, True = attend. Keys
-that a layer adds stand before those of the caller, where they move neither lengths nor the diagonal.
+that a layer adds stand before those of the caller, where they move neither lengths nor the
+diagonal.
 """
 
 from typing import Any, NamedTuple
@@ -218,7 +219,8 @@ def _as_mask(name: str, value: Any) -> np.ndarray:
     mask = as_array(name, value)
     if mask.dtype.kind not in "bf" and not is_bfloat16(mask.dtype):
         raise TypeError(
-            f"{name}: dtype {mask.dtype}, expected bool (True = ignore) or a float bias; if 1 marks "
+            f"{name}: dtype {mask.dtype}, expected bool (True = ignore) or a float bias; if 1 "
+            "marks "
             f"what to ignore, pass mask != 0, if 1 marks real tokens, mask == 0"
         )
     return mask

@@ -55,12 +55,12 @@ class MultiheadAttention(MultiheadParameters):
         16-bit parameters are held widened to float32, in which everything is computed.
     num_kv_heads : int, optional
         Heads of key and value, a divisor of `num_heads` and equal to it by default. With kv_dim =
-        num_kv_heads * head size, ``in_proj_weight`` has embed_dim + 2 * kv_dim rows, those of query,
-        key and value in this order, and so has ``in_proj_bias``; ``k_proj_weight`` and
+        num_kv_heads * head size, ``in_proj_weight`` has embed_dim + 2 * kv_dim rows, those of
+        query, key and value in this order, and so has ``in_proj_bias``; ``k_proj_weight`` and
         ``v_proj_weight`` have kv_dim rows, ``bias_k`` and ``bias_v`` kv_dim columns.
     rng : numpy.random.Generator or seed, optional
-        Source of the initial parameters, which are drawn as torch does (uniform after Glorot, biases
-        0), and of what dropout drops.
+        Source of the initial parameters, which are drawn as torch does (uniform after Glorot,
+        biases 0), and of what dropout drops.
 
     Raises
     ------
@@ -257,7 +257,8 @@ class MultiheadAttention(MultiheadParameters):
         saved : Saved
             What `forward_and_save` returned, of this layer.
         grad_weights : array_like, shape and dtype of the weights, optional
-            Gradient by the weights that were returned, averaged or not, for losses on the alignment.
+            Gradient by the weights that were returned, averaged or not, for losses on the
+            alignment.
         needs : iterable of str
             Which gradients to compute, by the names of the result or of single parameters; the
             others are None. A name whose argument was not given, or is a boolean mask, gives None
@@ -348,7 +349,7 @@ class MultiheadAttention(MultiheadParameters):
             num_threads=num_threads,
             **options,
         )
-        output = project(context, self.out_proj.weight, self.out_proj.bias, threads)
+        output = project(context, self.out_proj.weight, self.out_proj.bias)
         weights = saved = None
         if need_weights:
             weights = np.roll(attended.weights, -added, -1) if added else attended.weights
@@ -392,7 +393,7 @@ class MultiheadAttention(MultiheadParameters):
         if weights is None:
             weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
         sizes = (self.embed_dim, self._kind.kv_dim)
-        parts = project_inputs(inputs[:3], weights, self.in_proj_bias, sizes, threads)
+        parts = project_inputs(inputs[:3], weights, self.in_proj_bias, sizes)
         for i, row in ((1, self.bias_k), (2, self.bias_v)):
             rows = [row] * self.add_bias_kv + [np.zeros(1, parts[i].dtype)] * self.add_zero_attn
             parts[i] = with_rows(rows, parts[i], 1 - inputs.batch_axis)

@@ -163,7 +163,8 @@ _WRAPPED = (
 
 
 class MultiheadParameters:
-    """A layer's sizes, flags and parameters, without what it computes; `MultiheadAttention` says which.
+    """A layer's sizes, flags and parameters, without what it computes; `MultiheadAttention` says
+    which.
 
     Parameters are held in the type they are computed in, under torch's names.
     """
@@ -231,7 +232,7 @@ class MultiheadParameters:
         return ((name, attrgetter(name)(self)) for name in self._kind.shapes())
 
     def check_parameters(self, but: Container[str] = ()) -> None:
-        """ShapeError or TypeError unless all, which anyone may set, but some are what they should be."""
+        """Raise ShapeError or TypeError unless all parameters but some are what they should be."""
         compute, shapes = compute_type(self.dtype), self._kind.shapes()
         for name in NAMES:
             array = attrgetter(name)(self)
@@ -295,7 +296,8 @@ class MultiheadParameters:
             options = {n: getattr(module, n) for n in ("dropout", "add_zero_attn", "batch_first")}
         except AttributeError as error:
             raise TypeError(
-                f"module: got {type(module).__name__}, expected torch.nn.MultiheadAttention; {error}"
+                f"module: got {type(module).__name__}, expected torch.nn.MultiheadAttention; "
+                f"{error}"
             ) from None
         parameters = module.state_dict()
         for name in parameters:

@@ -1,4 +1,4 @@
-"""Additive attention of recurrent networks: the public functions, without arithmetic of their own."""
+"""Additive attention of recurrent networks: the public functions, without arithmetic."""
 
 from __future__ import annotations
 

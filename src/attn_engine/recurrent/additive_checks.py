@@ -66,7 +66,7 @@ def _vector(name: str, v: np.ndarray, v_scale: Any) -> np.ndarray:
 
 
 def direction_of(v: np.ndarray) -> tuple[np.ndarray, np.float64]:
-    """v divided by its length, and that, in float64; squares of tiny and huge numbers are not taken."""
+    """v divided by its length, and that, in float64; no tiny or huge number is squared."""
     wide = v.astype(np.float64)
     largest = np.abs(wide).max(initial=0)
     wide = wide / largest

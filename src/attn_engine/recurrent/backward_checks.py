@@ -1,7 +1,7 @@
 """The backward pass of recurrent networks' attentions around the core: checks, and products.
 
-The core has the gradients of projected arrays; those of matrices and of what they project are NumPy's
-products with them. Shapes are checked by the forward's own checks.
+The core has the gradients of projected arrays; those of matrices and of what they project are
+NumPy's products with them. Shapes are checked by the forward's own checks.
 """
 
 from collections.abc import Iterable
@@ -90,7 +90,7 @@ class ClassicBackward(NamedTuple):
         )
 
     def multiplicative(self) -> dict[str, np.ndarray | None]:
-        """Gradients of `dot_attention`'s or `general_attention`'s arguments, after the core has run."""
+        """Gradients of `dot_attention`'s or `general_attention`'s arguments, after the core ran."""
         of, given = self.gradients, self.inputs
         query, W = of.get("query"), given.get("W")
         to_matrix = _of_matrix(query, given["query"], W)
@@ -226,7 +226,7 @@ def multiplicative_backward(
     grad_context: Any, weights: Any, grad_weights: Any, needs: Any, num_heads: Any, threads: int,
     inputs: dict[str, Any],
 ) -> ClassicBackward:  # fmt: skip
-    """`general_attention_backward`'s arguments, checked, or `dot_attention_backward`'s, without W."""
+    """Check `general_attention_backward`'s arguments, or `dot_attention_backward`'s, without W."""
     needs = _needs_of(needs, GENERAL if "W" in inputs else DOT, inputs)
     inputs = as_arrays(inputs)
     options = {"mask": None, "key_lengths": None, "out": None, "threads": threads}
@@ -315,6 +315,7 @@ def _check_weights(weights: np.ndarray) -> None:
     where = tuple(int(i) for i in np.argwhere(wrong)[0])
     raise ValueError(
         f"weights: those of row {where} sum to {sums[where]:.3g}, the lowest is "
-        f"{weights[where].min():.3g}; expected none below 0 and a sum of 1, or of 0 where nothing is "
+        f"{weights[where].min():.3g}; expected none below 0 and a sum of 1, or of 0 where nothing "
+        "is "
         f"seen: pass the weights that the forward returned"
     )

@@ -27,8 +27,8 @@ def monotonic_attention(
     previous_alignment : array_like, shape and dtype of `p_choose`
         The result of the step before; for the first one 1 at key 0 and 0 elsewhere.
     mode : {"parallel", "hard"}
-        "parallel": the distribution over all readers, for training. "hard": the place of the one who
-        stops where `p_choose` is above 1/2.
+        "parallel": the distribution over all readers, for training. "hard": the place of the one
+        who stops where `p_choose` is above 1/2.
 
     Returns
     -------

@@ -11,8 +11,8 @@ from ..shapes.words import ShapeError
 class ProjectedKeys:
     """Encoder states with an RNN's one-time work done; made by `project_keys`.
 
-    Made again from `keys` and `projected` it prepares itself anew, which is how to select or reorder
-    entries: ``ProjectedKeys(p.keys[order], p.projected[order])``.
+    Made again from `keys` and `projected` it prepares itself anew, which is how to select or
+    reorder entries: ``ProjectedKeys(p.keys[order], p.projected[order])``.
     """
 
     __slots__ = ("_exponentials", "_isa", "_keys", "_projected")
@@ -74,4 +74,5 @@ class ProjectedKeys:
 
     def __repr__(self) -> str:
         """Shapes and dtype."""
-        return f"ProjectedKeys(keys {self.keys.shape} {self.keys.dtype}, d_attn {self.projected.shape[-1]})"
+        keys, d_attn = self.keys, self.projected.shape[-1]
+        return f"ProjectedKeys(keys {keys.shape} {keys.dtype}, d_attn {d_attn})"

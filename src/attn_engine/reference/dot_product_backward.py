@@ -1,4 +1,5 @@
-"""The gradients attn_engine computes, in plain NumPy: the specification, and the oracle of the tests.
+"""The gradients attn_engine computes, in plain NumPy: the specification, and the oracle of the
+tests.
 
 Everything is recomputed from the inputs in one precision (``dtype``, float64 unless told), with no
 tiles and no checks. Axes are those of `reference`.
@@ -38,7 +39,7 @@ def scaled_dot_product_attention_backward(
     dtype=np.float64,
     **options,
 ):
-    """The gradient of sum(output * grad_output) + sum(weights * grad_weights) + sum(lse * grad_lse)."""
+    """Gradients of the sum of output * grad_output, weights * grad_weights and lse * grad_lse."""
     rank, n_kv_heads = np.ndim(query), _heads(key, layout)
     with np.errstate(all="ignore"):  # hidden slots may hold anything, NaN and infinity included
         query, grad = (reference.one_per_head(x, None, layout, dtype) for x in (query, grad_output))
@@ -121,7 +122,7 @@ def _grouped(x, n_kv_heads):
 
 
 def _score_slope(query, key, options):
-    """What a final score gains by its product of query and key: the softcap's derivative, the scale."""
+    """Slope of a final score by the product of query and key: the softcap's, times the scale."""
     number, softcap = query.dtype.type, options.get("softcap", 0.0)
     scale = options.get("scale")
     scale = 1 / np.sqrt(number(max(query.shape[-1], 1))) if scale is None else number(scale)

@@ -1,4 +1,5 @@
-"""The gradients of the attentions of recurrent networks in plain NumPy, as reference_backward has others.
+"""The gradients of the attentions of recurrent networks in plain NumPy, as reference_backward has
+others.
 
 Axes inside are those of `reference_classic`; weights are those that its forward makes.
 """

@@ -52,7 +52,7 @@ def _change(timed: Timed, name: str, old: Comparison, floor: float) -> Change:
 
 
 def facts(results: Results) -> dict[str, str]:
-    """What times depend on beside the code: machine, threads and versions, as far as they are known."""
+    """What times depend on beside the code: machine, threads and versions, as far as known."""
     machine = results.machine
     known = {
         "CPU": machine.get("cpu"),

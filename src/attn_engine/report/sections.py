@@ -62,7 +62,8 @@ def _drawn(title: str, text: str, drawn: Sequence[str], table: Table | None = No
 
 BUSY = 0.1  # the noise floor of a machine that does other things too
 ROOFLINE = (
-    "The lines were measured in this run, before the cases: the best of several 2048³ float32 matrix "
+    "The lines were measured in this run, before the cases: the best of several 2048³ float32 "
+    "matrix "
     "products, and reading buffers of two sizes over and over. They are what the machine did then, "
     "not the most that it can do: points may lie above them, on a busy machine, or where data stay "
     "in a faster cache."
@@ -86,7 +87,8 @@ def first_words(results: Results) -> list[str]:
     if facts["ratios"]:
         lines.append(
             f"attn_engine is faster than every other contender in {facts['won']} of "
-            f"{facts['ratios']} cases, slower than the best in {facts['lost']}; {facts['tied']} are "
+            f"{facts['ratios']} cases, slower than the best in {facts['lost']}; {facts['tied']} "
+            "are "
             f"ties. The best other one takes {times(facts['mean_ratio'])} times as long in the "
             f"geometric mean, {times(facts['smallest_ratio'])} times in the worst case."
         )
@@ -165,7 +167,8 @@ def every_case(results: Results) -> Section:
     if table and "of peak" in table.heads:
         text.append(
             "Of peak: attn_engine's share of the best "
-            "rate seen in this run, of a matrix product or, where there is one query, of reading as "
+            "rate seen in this run, of a matrix product or, where there is one query, of reading "
+            "as "
             "many bytes as keys and values have; above 100 % where the machine was slower then."
         )
     return Section("All cases", text if table else [], table=table)
@@ -228,7 +231,8 @@ def comparison_with(results: Results, other: Results) -> Section:
         means.append(f"{name} ({' and '.join(dict.fromkeys(versions))}) {times(mean)}")
     what = (
         f"Ratio: median time in the first, {results.path}, over that in the second, {other.path}; "
-        "above 1, the second is faster. The median is that of all turns of a case; other tables have "
+        "above 1, the second is faster. The median is that of all turns of a case; other tables "
+        "have "
         f"{results.statistic}. "
         "Intervals (at least 9 times of 10 right) hold what varies within a run; what "
         "differs between two runs shows in contenders whose version did not change. "

@@ -140,7 +140,7 @@ def _projections(rank: int, n_heads: int, n_kv_heads: int) -> tuple[Form, ...]:
 
 
 def check_projections(shapes: Mapping[str, Shape], n_heads: int, n_kv_heads: int) -> None:
-    """ShapeError unless x can be multiplied with all matrices, and what comes out split into heads."""
+    """Raise ShapeError unless x times all matrices is possible and can be split into heads."""
     advice = {_COLUMNS["W_k"]: "W_k is (d_model, num_kv_heads * d_qk), {n} columns"}
     call = Call(
         shapes, _projections(len(shapes["x"]), n_heads, n_kv_heads), {"heads": n_heads},
@@ -159,7 +159,7 @@ def check_projections(shapes: Mapping[str, Shape], n_heads: int, n_kv_heads: int
 
 
 def _check_turned(call: Call, repaired: ShapeError | None) -> None:
-    """ShapeError if all matrices fit turned, as torch.nn.Linear has them, and so may x, where n is d_out."""
+    """Raise ShapeError if all matrices fit turned, as in torch.nn.Linear, though x may fit too."""
     turned = {name: call.shapes[name][::-1] for name in _COLUMNS}
     if repaired and repaired.tensor == "x" and call._replace(shapes=call.shapes | turned).fits():
         rows, (d_model, columns) = in_words(("d_out", "d_model")), turned["W_q"]

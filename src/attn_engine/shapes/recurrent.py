@@ -115,7 +115,8 @@ def check_states(
 ) -> None:
     """ShapeError unless all shapes fit together; nothing is broadcast.
 
-    `sizes` are those of keys that are prepared, which are not among the shapes then. Masks and lengths
+    `sizes` are those of keys that are prepared, which are not among the shapes then. Masks and
+    lengths
     `beside` them only say which of several fixes is meant.
     """
     asked = (*shapes.values(), *sizes.values())

@@ -2,8 +2,8 @@
 
 A route only orders axes, adds or drops axes of 1, splits or joins neighbours that are one in memory
 (heads and d, batch and heads), or repeats what there is one of; so none mixes numbers of different
-axes. Its reading says what the axes of the tensor must be for the route to be right. Costs only rank
-routes: about 1 for each slip, more for those that are rare.
+axes. Its reading says what the axes of the tensor must be for the route to be right. Costs only
+rank routes: about 1 for each slip, more for those that are rare.
 """
 
 import re
@@ -229,7 +229,7 @@ def _may_be(word: str, n: int, wanted: int | None) -> bool:
 
 
 def _finished(arranged: _Arranged, order: Words, axes: Words, sizes: Mapping[str, int]) -> Route:
-    """Axes read in this order put in theirs; what is missing added, what there is one of repeated."""
+    """Finish a candidate: reorder the axes, insert missing ones, repeat axes of size 1."""
     cost, code = arranged.cost + _disorder(order, arranged.axes), arranged.code
     there = [word for word in axes if word in order]
     code, found = ordered(code, order, there), dict(zip(order, arranged.shape, strict=True))

@@ -244,7 +244,7 @@ def _difference(call: Call, form: Form, tensor: str, right: Shape, changed: set[
 def _who_says(
     call: Call, form: Form, word: str, changed: set[str]
 ) -> tuple[str, str, Shape | None] | None:
-    """Who has the size of an axis: a tensor that does not change, its word for the axis, its shape."""
+    """Who has the size of an axis: an unchanged tensor, its word for the axis, its shape."""
     same = form.same.get(word, word)
     if same in call.sizes:
         return call.source, word, None

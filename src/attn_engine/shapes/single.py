@@ -92,7 +92,7 @@ def _of_all_tokens(
 def _of_queries(
     what: str, name: str, shape: Shape, target: Shape, words: Words
 ) -> ShapeError | None:
-    """The error about a mask of queries without an axis for keys, or of more tokens than there are."""
+    """The error about a mask of queries without an axis for keys, or of too many tokens."""
     found = [
         (route, words[-len(route.shape) :])
         for route in (_placed(name, shape, words) if words and len(shape) < len(target) else ())
@@ -116,7 +116,7 @@ def _of_queries(
 
 
 def _to_broadcast(name: str, shape: Shape, target: Shape, words: Words) -> list[Route]:
-    """Ways to an array that broadcasts, none of which stretches an axis that has another meaning."""
+    """Ways to an array that broadcasts; none stretches an axis that has another meaning."""
     if not words:
         return [r for r in _squeezed(name, shape, len(target)) if _broadcasts(r.shape, target)]
     found = list(_squeezed(name, shape, len(target)))
@@ -140,7 +140,7 @@ def _squeezed(name: str, shape: Shape, rank: int) -> list[Route]:
 
 
 def _placed(name: str, shape: Shape, words: Words) -> list[Route]:
-    """The axes that are there in the places of others, in any order, with axes of 1 between them."""
+    """The given axes in the places of others, in any order, with axes of 1 between them."""
     found = []
     for order in permutations(words, len(shape)):
         there = [word for word in words if word in order]

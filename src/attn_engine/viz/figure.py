@@ -50,7 +50,8 @@ def heatmap(
     ax : matplotlib Axes, optional
         Where to draw; by default a new figure of a size that suits the map.
     cmap : str or matplotlib Colormap
-        The name of one of matplotlib's, or one of your own; the default can be told apart with any colour vision.
+        The name of one of matplotlib's, or one of your own; the default can be told apart with any
+        colour vision.
 
     Returns
     -------

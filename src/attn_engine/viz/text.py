@@ -74,7 +74,8 @@ def to_text(
     Raises
     ------
     ValueError
-        Rows that do not sum to 1, tokens that do not match the weights, or a head that is not there.
+        Rows that do not sum to 1, tokens that do not match the weights, or a head that is not
+        there.
     TypeError
         An argument is of a wrong kind.
 
