@@ -65,7 +65,7 @@ static void direct(const work *w, const span *t, int64_t r, int64_t j, vec s[2])
     }
 }
 
-/* out += scale * x; a product that underflows makes 0, never the -0 that a hidden key's 0 would change. */
+/* out += scale * x. What underflows becomes 0, never -0, which adding the 0 of a hidden key changes. */
 INLINE void add_to(real *out, vec scale, vec x, int n) {
     if (n == LANES) v_store(out, v_add(v_fma(scale, x, v_load(out)), v_zero()));
     else v_store_part(out, v_add(v_fma(scale, x, v_load_part(out, n)), v_zero()), n);

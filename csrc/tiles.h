@@ -144,8 +144,8 @@ INLINE void value_product(int64_t rows, int64_t d_v, const bool is_stored, weigh
  * SMALL they cannot, and nothing else changes, as it is a power of two. */
 #define SMALL REAL(0x1p-64)
 
-/* out = o / l in storage type, one rounding; 0 for a row that saw nothing (l = 0). o has padded rows. Whether
- * a sum that underflowed is 0 or -0 depends on how many hidden keys were passed over: here it becomes 0.
+/* out = o / l in storage type, one rounding; 0 for a row that saw nothing (l = 0). o has padded rows.
+ * Whether a sum that underflowed is 0 or -0 depends on the hidden keys beside it: here it becomes 0.
  * False if a sum of values, not l, is out of range. */
 INLINE bool store_output(io *restrict out, const real *restrict o, real l, int64_t d_v) {
     const vec sum = v_set1(l == 0 ? 1 : l), inverse = v_div(v_set1(1), sum);
