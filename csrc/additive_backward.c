@@ -143,6 +143,7 @@ static bool additive_gradients(const work *w, const room *o) {
     const real *queries = (const real *)q->data + at(q, w->batch, w->head, w->i0);
     const int64_t spans = (w->c1 - w->c0 + SPAN - 1) / SPAN;
     for (int64_t i = 0; i < spans; i++) {
+        if (attn_should_stop(w->rows * SPAN)) return false;
         const span t = span_of(w, o, i);
         o->q_largest[i] = exponentials(queries + t.c, q->stride_row, w->rows, &t, t.q_exp);
     }

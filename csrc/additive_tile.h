@@ -65,10 +65,11 @@ static void direct(const work *w, const span *t, int64_t r, int64_t j, vec s[2])
     }
 }
 
-/* out += scale * x */
+/* out += scale * x. What underflows becomes 0, never -0, which adding the 0 of a hidden key would
+ * change. */
 INLINE void add_to(real *out, vec scale, vec x, int n) {
-    if (n == LANES) v_store(out, v_fma(scale, x, v_load(out)));
-    else v_store_part(out, v_fma(scale, x, v_load_part(out, n)), n);
+    if (n == LANES) v_store(out, v_add(v_fma(scale, x, v_load(out)), v_zero()));
+    else v_store_part(out, v_add(v_fma(scale, x, v_load_part(out, n)), v_zero()), n);
 }
 
 /* What `rows` queries from r on and the keys of the span add to each other's gradients. mixed: for

@@ -21,6 +21,7 @@ static real row_factor(const real *row, int64_t d, float *scales, int64_t slot) 
 #ifdef STORED_i8
     vec most = v_zero(), bad = v_zero();
     for (int64_t c = 0; c < d; c += LANES) {
+        if (attn_stops_at(c, 1)) return 1;
         const vec x = v_load_part(row + c, (int)min_i(LANES, d - c));
         most = v_max(v_abs(x), most);
         bad = v_fma(x, v_zero(), bad); /* 0, or NaN where x is not finite */

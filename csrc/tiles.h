@@ -103,8 +103,7 @@ INLINE void value_tile(const int rows, const int nv, const bool is_stored, weigh
         real *o = out + r * out_stride + column;
         UNROLL_FOR (int c = 0; c < nv; c++) {
             if (alpha) acc[r][c] = v_fma(v_load(o + c * LANES), v_set1(alpha[r]), acc[r][c]);
-            /* -0 is 0 with old output and without */
-            v_store(o + c * LANES, v_add(acc[r][c], v_zero()));
+            v_store(o + c * LANES, acc[r][c]);
         }
     }
 }
@@ -150,13 +149,14 @@ INLINE void value_product(int64_t rows, int64_t d_v, const bool is_stored, weigh
 #define SMALL REAL(0x1p-64)
 
 /* out = o / l in storage type, one rounding; 0 for a row that saw nothing (l = 0). o has padded
- * rows. False if a sum of values, not l, is out of range. */
+ * rows. Whether a sum that underflowed is 0 or -0 depends on the hidden keys beside it: here it
+ * becomes 0. False if a sum of values, not l, is out of range. */
 INLINE bool store_output(io *restrict out, const real *restrict o, real l, int64_t d_v) {
     const vec sum = v_set1(l == 0 ? 1 : l), inverse = v_div(v_set1(1), sum);
     vec zero = v_zero(); /* x times 0 is 0, or NaN where x is not finite */
     for (int64_t c = 0; c < d_v; c += LANES) {
         if (attn_stops_at(c, 1)) return true;
-        const vec x = l == 0 ? v_zero() : v_quotient(v_load(o + c), sum, inverse);
+        const vec x = l == 0 ? v_zero() : v_quotient(v_add(v_load(o + c), v_zero()), sum, inverse);
         zero = v_fma(x, v_zero(), zero);
         if (c + LANES <= d_v) v_store_io(out + c, x);
         else v_store_io_part(out + c, x, (int)(d_v - c));

@@ -82,6 +82,23 @@ def test_b100_ctrl_c_ends_a_call_of_one_long_piece_of_work(isa, kind):
     run(process_programs.interrupt_long, kind, ATTN_ENGINE_ISA=isa)
 
 
+WIDE_ROWS = {
+    "additive": 1 << 22,
+    "additive values": 1 << 23,
+    "additive backward": 1 << 22,
+    "dot backward": 1 << 22,
+    "backward": 1 << 21,
+    "append": 1 << 21,
+    "cached decode": 1 << 21,
+    "cached prefill": 1 << 21,
+}
+
+
+@pytest.mark.parametrize("kind, d", WIDE_ROWS.items(), ids=WIDE_ROWS)
+def test_b100_ctrl_c_ends_a_call_on_wide_rows(isa, kind, d):
+    run(process_programs.interrupt_wide, kind, d, ATTN_ENGINE_ISA=isa)
+
+
 @pytest.mark.parametrize("kind", ["merge", "rotary"])
 def test_b100_ctrl_c_ends_numpys_part_of_a_long_call(kind):
     run(process_programs.interrupt_long, kind)

@@ -176,6 +176,9 @@ BROKEN = broken_shapes_recurrent.BROKEN | {
         # sizes that contradict each other
         ({}, {"query": "np.concatenate([query] * 2)"}, "query",
             "take the entries that belong together, nothing is broadcast"),
+        (GQA | {"attn_mask": [(2, 2, 10, 12), "np.repeat(attn_mask, 4, axis=1)"]},
+            {"attn_mask": "attn_mask[:, ::4]"}, "attn_mask",
+            "use np.repeat(attn_mask, 4, axis=-3) if it is (batch, n_kv_heads, n_q, n_kv)"),
         ({}, {"key": "np.concatenate([key, key[:, :3]], 1)"}, "key",
             "n_heads must be n_kv_heads, or a multiple of it with enable_gqa=True"),
         ({}, {"key": "key[:, :3]", "value": "value[:, :3]"}, "key",
@@ -190,6 +193,13 @@ BROKEN = broken_shapes_recurrent.BROKEN | {
         ({}, {"query": "query.swapaxes(0, 1)"}, "query", "use query.swapaxes(0, 1)"),
         ({}, {"key": "key.reshape(9, 64)"}, "key", "use key.reshape(9, 4, 16)"),
         ({}, {"cu_seqlens_k": [0, 9]}, "cu_seqlens_k", "a sequence without keys repeats an entry"),
+        ({}, {"cu_seqlens_q": [2, 3]}, "cu_seqlens_q",
+            "use np.concatenate([[0], np.cumsum(cu_seqlens_q)]) if these are lengths"),
+        ({"cu_seqlens_q": [0, 0, 1, 5], "cu_seqlens_k": [0, 3, 8, 9]},
+            {"cu_seqlens_q": [0, 1, 4]}, "cu_seqlens_q",
+            "use np.concatenate([[0], np.cumsum(cu_seqlens_q)]) if these are lengths"),
+        ({}, {"cu_seqlens_k": [3, 9]}, "cu_seqlens_k",
+            "use np.concatenate([[0], cu_seqlens_k])"),
         ({n: (6, 4, 16) for n in ("query", "key", "value")}
             | {"cu_seqlens_q": [0, 3, 6], "cu_seqlens_k": [0, 3, 6]},
             {n: f"{n}.reshape(2, 3, 4, 16)" for n in ("query", "key", "value")}, "query",

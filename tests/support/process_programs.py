@@ -176,6 +176,55 @@ def interrupt_long(kind):
     interrupt_soon(0.5, long_calls(kind))
 
 
+def again_and_again(call):
+    """Calls that take about a second each, until a signal ends one."""
+    while True:
+        call()
+
+
+def wide_calls(kind, d):
+    """A call on rows of this many columns, of which few differ in memory."""
+    import attn_engine
+
+    one = np.ones((1, d), np.float32)
+    rows = np.broadcast_to(one, (4, d))
+    weights = np.full((4, 4), 0.25, np.float32)
+    narrow = np.ones((4, 8), np.float32)
+    options = {"num_threads": 1}
+    if kind == "additive":
+        return partial(
+            attn_engine.additive_attention, rows, rows, None, None, one[0], narrow, **options
+        )
+    if kind == "additive values":
+        return partial(
+            attn_engine.additive_attention, narrow, narrow, None, None, narrow[0], rows, **options
+        )
+    if kind == "additive backward":
+        inputs = rows, rows, None, None, one[0], narrow, weights
+        return partial(attn_engine.additive_attention_backward, narrow, *inputs, **options)
+    if kind == "dot backward":
+        inputs = rows, rows, rows, weights
+        return partial(attn_engine.dot_attention_backward, rows, *inputs, **options)
+    if kind == "backward":
+        lse = np.full(4, math.log(4), np.float32)
+        inputs = rows, rows, rows, rows, rows, lse
+        backward = attn_engine.scaled_dot_product_attention_backward
+        return partial(backward, *inputs, scale=0.0, **options)
+    cache = attn_engine.KVCache(1, 1, d, 8)
+    tokens = np.broadcast_to(one, (1, 1, 4, d))
+    if kind == "append":
+        return lambda: (cache.reset(), cache.append(tokens, tokens, **options))
+    cache.append(tokens, tokens)
+    n_q = 1 if kind == "cached decode" else 4
+    return partial(cache.attend, tokens[:, :, :n_q], **options)
+
+
+def interrupt_wide(kind, d):
+    call = wide_calls(kind, d)
+    for delay in (0.05, 0.1, 0.3):
+        interrupt_soon(delay, partial(again_and_again, call))
+
+
 # Threads
 
 

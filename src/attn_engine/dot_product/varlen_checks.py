@@ -115,22 +115,39 @@ def _checked(name: str, value: Any, total: int, packed: str) -> np.ndarray:
             name, starts.shape, {("sequences + 1",): (max(starts.size, 2),)}, fix.format("lengths"),
         )  # fmt: skip
     fix = fix.format(name)
+    wrong = ""
     if starts[0] != 0:
-        raise ValueError(
-            f"{name}: got {starts[0]} at index 0, expected 0, where sequences begin; {fix}"
-        )
-    check_range(name, starts, total, f", the rows of {packed}; {fix}")
-    starts = starts.astype(np.int64)
-    down = np.flatnonzero(starts[1:] < starts[:-1])
-    if down.size:
-        i = int(down[0]) + 1
-        raise ValueError(
-            f"{name}: got {starts[i]} at index {i} after {starts[i - 1]}, expected no decrease; "
-            f"{fix}"
-        )
-    if starts[-1] != total:
-        raise ValueError(
-            f"{name}: got {starts[-1]} at index {len(starts) - 1}, the end of the last sequence, "
-            f"expected {total}, the rows of {packed}; {fix}"
-        )
+        wrong = f"got {starts[0]} at index 0, expected 0, where sequences begin"
+    else:
+        check_range(name, starts, total, f", the rows of {packed}; {fix}")
+        starts = starts.astype(np.int64)
+        down = np.flatnonzero(starts[1:] < starts[:-1])
+        if down.size:
+            i = int(down[0]) + 1
+            wrong = f"got {starts[i]} at index {i} after {starts[i - 1]}, expected no decrease"
+        elif starts[-1] != total:
+            wrong = (
+                f"got {starts[-1]} at index {len(starts) - 1}, the end of the last sequence, "
+                f"expected {total}, the rows of {packed}"
+            )
+    if wrong:
+        error = _mended(f"{name}: {wrong}", name, starts, total)
+        raise error or ValueError(f"{name}: {wrong}; {fix}")
     return starts
+
+
+def _mended(what: str, name: str, starts: np.ndarray, total: int) -> ShapeError | None:
+    """The error about lengths, or about starts without the first, if they are that."""
+    if starts.min() < 0 or starts.max() > total:
+        return None
+    starts = starts.astype(np.int64)
+    lengths = f"np.concatenate([[0], np.cumsum({name})])"
+    for ends, code, condition in (
+        (np.cumsum(starts), lengths, " if these are lengths"),
+        (starts, f"np.concatenate([[0], {name}])", ""),
+    ):
+        if ends[-1] == total and (np.diff(ends, prepend=0) >= 0).all():
+            right, fix = (len(ends) + 1,), f"use {code}{condition}"
+            axes = "(sequences + 1,)"
+            return ShapeError(what, fix, name, starts.shape, right, axes, code={name: code})
+    return None

@@ -90,7 +90,9 @@ def additive_attention_backward(
     -----
     The kernel's sums have the same bits whatever the number of threads; the products with W_a and
     U_a are NumPy's. What is hidden gets and gives a gradient of exactly 0, and so does a row that
-    sees no key. float16 and bfloat16 are computed in float32 and rounded once at the end.
+    sees no key. A row whose weights are NaN does not tell which keys were hidden from it: all keys
+    of its entry then get NaN. float16 and bfloat16 are computed in float32 and rounded once at the
+    end.
 
     References
     ----------

@@ -69,8 +69,9 @@ def check_broadcast(name: str, shape: Shape, onto: str, target: Shape, axes: Wor
     if found:
         raise _by_routes(what, name, shape, found)
     expected = target[-len(shape) :]
-    if name.endswith("mask") and (error := _of_queries(what, name, shape, target, words)):
-        raise error
+    for part in (_of_queries, _of_key_heads) if name.endswith("mask") else ():
+        if error := part(what, name, shape, target, words):
+            raise error
     advice = f"pass one that broadcasts to {target}"
     raise ShapeError(what, advice, name, shape, expected, named_axes(axes, len(expected)))
 
@@ -113,6 +114,21 @@ def _of_queries(
             axes = named_axes(words or ("n_q", "n_kv"), len(cut))
             return ShapeError(what, fix, name, shape, cut, axes, code={name: code})
     return None
+
+
+def _of_key_heads(
+    what: str, name: str, shape: Shape, target: Shape, words: Words
+) -> ShapeError | None:
+    """The error about a mask of fewer heads, each of which is for as many heads of the query."""
+    if not words or len(shape) < 3 or not is_heads(words[-3]) or target[-3] % max(shape[-3], 1):
+        return None
+    right = (*shape[:-3], target[-3], *shape[-2:])
+    if shape[-3] < 2 or not _broadcasts(right, target):
+        return None
+    code, axes = f"np.repeat({name}, {target[-3] // shape[-3]}, axis=-3)", words[-len(shape) :]
+    reading = in_words((*axes[:-3], axes[-3].replace("heads", "kv_heads"), *axes[-2:]))
+    fix = f"use {code} if it is {reading}"
+    return ShapeError(what, fix, name, shape, right, in_words(axes), code={name: code})
 
 
 def _to_broadcast(name: str, shape: Shape, target: Shape, words: Words) -> list[Route]:
