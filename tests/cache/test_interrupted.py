@@ -152,8 +152,8 @@ def test_an_append_that_the_core_ends_midway(form, storage, error, monkeypatch):
                 if left[0]:
                     left[0] -= 1
                     return core(*arguments)
-                counts = arguments[8] - arguments[8] // 2
-                core(*arguments[:8], counts * [1, 0], *arguments[9:])
+                counts = arguments[5] - arguments[5] // 2
+                core(*arguments[:5], counts * [1, 0], *arguments[6:])
                 raise error
 
             with monkeypatch.context() as patch:

@@ -1,42 +1,35 @@
-"""The checks and messages of `KVCache`; what comes out is what the compiled core takes."""
+"""Check the arguments of a `KVCache`, and prepare its calls for the core."""
 
 from math import sqrt
 from typing import Any
 
 import numpy as np
 
-from .._core import UNBOUNDED
+from .. import _core
+from .._core import UNBOUNDED, AttentionCall
+from ..dot_product.checks import broadcast_mask, check_flags
+from ..dot_product.prepare import core_call
 from ..inputs.arrays import (
     CODES,
     F32,
     LARGEST,
     as_floats,
     as_integers,
-    as_mask,
     is_walkable,
     native,
     prepared_mask,
     rounded_to,
     walkable,
 )
-from ..inputs.call import Problem, check_out, destination
-from ..inputs.options import (
-    Extras,
-    Limits,
-    check_flag,
-    check_lengths,
-    check_limits,
-    check_range,
-    check_scale,
-    check_sinks,
-    check_slopes,
-    check_softcap,
-)
+from ..inputs.attention_options import AttentionOptions
+from ..inputs.call import CheckedCall, Prepared, Sizes, check_out, destination
+from ..inputs.options import Limits, check_lengths, check_range, check_scale
 from ..shapes.attention import shared_heads
 from ..shapes.search import Call
-from ..shapes.signature import Form, Sizes
-from ..shapes.single import check_broadcast, wrong_shape
-from ..shapes.words import Shape, ShapeError, in_words
+from ..shapes.signature import Form
+from ..shapes.signature import Sizes as FormSizes
+from ..shapes.single import wrong_shape
+from ..shapes.words import ShapeError, in_words
 from .memory import Pools
 from .page_table import Pages
 from .settings import Kind
@@ -44,7 +37,6 @@ from .settings import Kind
 # Bound once: the hot path below asks for them at every call.
 _ndarray, _empty = np.ndarray, np.empty
 _MAX_SCALE = LARGEST[F32]
-_NO_OPTIONS = tuple(Extras(0.0, None, None, None, None, 0.0, 0))[:-1]
 
 _AXES = {
     "key": ("batch", "n_kv_heads", "n_new", "d_qk"),
@@ -95,7 +87,7 @@ def _check_dtypes(kind: Kind, **arrays: np.ndarray) -> None:
             )
 
 
-def _heads(sizes: Sizes) -> Sizes | None:
+def _heads(sizes: FormSizes) -> FormSizes | None:
     """There are query heads, as many for each key head."""
     return None if sizes.get("n_heads") == 0 else shared_heads(sizes)
 
@@ -170,8 +162,8 @@ def check_order(kind: Kind, batch_index: Any) -> np.ndarray:
 
 def plain_attention(
     kind: Kind, pages: Pages, pools: Pools, query: Any, is_causal: Any, scale: Any, threads: int
-) -> tuple | None:
-    """The core's arguments if nothing is unusual about these, else None; never an error."""
+) -> AttentionCall | None:
+    """What the core reads if nothing is unusual about these, else None; never an error."""
     if type(query) is not _ndarray or CODES.get(query.dtype) != kind.plain_code:
         return None
     shape = query.shape
@@ -190,78 +182,67 @@ def plain_attention(
         scale = 1.0 / sqrt(kind.d_qk)
     elif type(scale) is not float or not -_MAX_SCALE <= scale <= _MAX_SCALE:
         return None
-    keys, values, *scales = pools
     offsets = pages.ends - (pages.one_each if shape[2] == 1 else shape[2])
-    return (
-        query, keys, values, _empty((*shape[:3], kind.d_v), query.dtype),
-        None, None, None, None, None, pages.ends, offsets,
-        scale, 0, kind.left, 0 if is_causal else UNBOUNDED, kind.code, False, threads,
-        (*_NO_OPTIONS, (pages.table, pages.size, *scales, pages.longest)),
+    return AttentionCall(
+        query, None, None, _empty((*shape[:3], kind.d_v), query.dtype),
+        scale, 0 if is_causal else UNBOUNDED, kind.code, threads,
+        left=kind.left, offsets=offsets, key_lengths=pages.ends, pages=pages, pools=pools,
     )  # fmt: skip
 
 
-def attention(
-    kind: Kind,
-    pages: Pages,
-    pools: Pools,
-    query: Any,
-    attn_mask: Any,
-    *,
-    is_causal: Any,
-    scale: Any,
-    window: Any,
-    query_lengths: Any,
-    softcap: Any,
-    alibi_slopes: Any,
-    sinks: Any,
-    return_weights: Any,
-    return_lse: Any,
-    out: Any,
-    threads: int,
-) -> Problem:
-    """`KVCache.attend`'s arguments, checked; its weights are over what is held alone."""
-    want_weights = check_flag("return_weights", return_weights)
-    want_lse = check_flag("return_lse", return_lse)
+def check(
+    kind: Kind, pages: Pages, query: Any, options: AttentionOptions, threads: int
+) -> CheckedCall:
+    """Check the arguments of `KVCache.attend`; the weights are over what is held alone."""
+    _, _, want_weights, want_lse = check_flags(options)
     query = as_floats("query", query)
     _check_dtypes(kind, query=query)
     _check_shapes(kind, query=query)
     rows, shape = query.shape[:3], (*query.shape[:3], kind.d_v)
     batch, n_heads, n_q = (kind.batch,), *rows[1:]
-    dtype, compute, n_kv = kind.dtype, kind.compute, pages.longest
-    limits = check_limits(
-        is_causal, "bottom_right", window, query_lengths, pages.ends, batch, n_q, n_kv
-    )
+    compute, n_kv = kind.compute, pages.longest
+    options = options._replace(causal_offset="bottom_right", key_lengths=pages.ends)
+    limits = options.limits(batch, n_q, n_kv)
     if kind.window is not None:
         limits = limits._replace(left=min(limits.left, kind.left))
         _check_reach(kind, pages, n_q, limits)
-    mask = _mask(attn_mask, (*rows, int(pages.lengths().max())))
-    scale = check_scale(scale, kind.d_qk, compute)
-    extras = Extras(
-        check_softcap(softcap, compute),
-        check_slopes(alibi_slopes, batch, n_heads, compute),
-        check_sinks(sinks, n_heads, compute),
-        None,
-        None,
-        0.0,
-        0,
-        cache=(pages.table, pages.size, *pools[2:], n_kv),
-    )
-    check_out(out, shape, dtype, {"query": query, "attn_mask": mask}, "(batch, n_heads, n_q, d_v)")
+    mask = options.attn_mask
+    if mask is not None:
+        axes = ("batch", "n_heads", "n_q", "n_kv")
+        mask = broadcast_mask("attn_mask", mask, (*rows, int(pages.lengths().max())), axes)
+    scale = check_scale(options.scale, kind.d_qk, compute)
+    extras = options.extras(batch, n_heads, n_q, n_kv, compute)
+    words = "(batch, n_heads, n_q, d_v)"
+    check_out(options.out, shape, kind.dtype, {"query": query, "attn_mask": mask}, words)
+    sizes = Sizes(kind.batch, n_heads, kind.n_kv_heads, n_q, n_kv, kind.d_qk, kind.d_v)
+    return CheckedCall(
+        query, None, None, mask, options.out, shape, words, rows, sizes, kind.dtype, compute,
+        kind.code, False, scale, limits, extras, want_weights, want_lse, threads,
+    )  # fmt: skip
 
-    # All is checked: now copies of what the core cannot read, and room for what it writes.
-    if dtype == compute:
-        output, target, spill = destination(out, shape, dtype, shape)
+
+def prepare(call: CheckedCall, kind: Kind, pages: Pages, pools: Pools) -> Prepared:
+    """Copy what the core cannot read, make room for what it writes, in the compute type."""
+    shape, compute = call.shape, call.compute
+    if kind.dtype == compute:
+        output, target, spill = destination(call.out, shape, compute, shape)
     else:
         output = target = np.empty(shape, compute)
-        spill = np.empty(shape, dtype) if out is None else out
-    weights = np.empty((*rows, n_kv), compute) if want_weights else None
-    lse = np.empty(rows, compute) if want_lse else None
-    arguments = (
-        readable(kind, query), *pools[:2], target, weights, lse,
-        None if mask is None else _core_mask(mask, compute, pages.starts, n_kv), None,
-        *limits[:3], scale, *limits[3:], kind.code, False, threads, tuple(extras),
+        spill = np.empty(shape, kind.dtype) if call.out is None else call.out
+    weights = np.empty((*call.rows, call.sizes.n_kv), compute) if call.want_weights else None
+    lse = np.empty(call.rows, compute) if call.want_lse else None
+    core = core_call(
+        call, readable(kind, call.query), None, None, target, _core_mask(call, pages), None,
+        weights=weights, lse=lse, pages=pages, pools=pools,
     )  # fmt: skip
-    return Problem(arguments, output, weights, lse, spill)
+    return Prepared(core, output, weights, lse, spill)
+
+
+def plan(call: CheckedCall, pages: Pages, pools: Pools) -> dict[str, Any]:
+    """Say how the core would run a checked call, for which no room is made."""
+    mask = _core_mask(call, pages)
+    core = core_call(call, None, None, None, None, mask, None, pages=pages, pools=pools)
+    return _core.explain(core, call.want_weights)
 
 
 def _check_reach(kind: Kind, pages: Pages, n_q: int, limits: Limits) -> None:
@@ -281,22 +262,14 @@ def _check_reach(kind: Kind, pages: Pages, n_q: int, limits: Limits) -> None:
         )
 
 
-def _mask(value: Any, scores: Shape) -> np.ndarray | None:
-    """A mask that broadcasts to the scores of all tokens, as it came."""
-    if value is None:
-        return None
-    mask = as_mask("attn_mask", value)
-    axes = ("batch", "n_heads", "n_q", "n_kv")
-    check_broadcast("attn_mask", mask.shape, "scores", scores, axes)
-    return mask
-
-
-def _core_mask(mask: np.ndarray, compute: np.dtype, starts: np.ndarray, n_kv: int) -> np.ndarray:
+def _core_mask(call: CheckedCall, pages: Pages) -> np.ndarray | None:
     """The mask over what is held alone, which begins elsewhere in each entry of a ring."""
-    mask = prepared_mask(mask, compute)
-    if mask.shape[-1] == 1 or not starts.any():
+    if call.mask is None:
+        return None
+    mask = prepared_mask(call.mask, call.compute)
+    if mask.shape[-1] == 1 or not pages.starts.any():
         return mask
-    return moved(mask.reshape((1,) * (4 - mask.ndim) + mask.shape), starts, n_kv)
+    return moved(mask.reshape((1,) * (4 - mask.ndim) + mask.shape), pages.starts, call.sizes.n_kv)
 
 
 def moved(array: np.ndarray, steps: np.ndarray, n: int) -> np.ndarray:

@@ -12,6 +12,7 @@ from .._core import append as _append
 from .._core import attend as _attend
 from ..attributes import Fact
 from ..inputs.arrays import CODES, is_walkable
+from ..inputs.attention_options import AttentionOptions
 from ..inputs.keywords import CacheKeywords, No, Yes
 from ..results import AttentionResult, LseResult, WeightsResult, attention_result
 from . import checks
@@ -198,11 +199,7 @@ class KVCache:
             and (key.flags.carray or is_walkable(key))
             and (value.flags.carray or is_walkable(value))
         ):
-            keys, values, key_scales, value_scales = pools
-            _append(
-                key, value, keys, values, key_scales, value_scales, pages.table, pages.ends,
-                pages.one_each, pages.size, kind.code, threads,
-            )  # fmt: skip
+            _append(key, value, pages, pools, pages.ends, pages.one_each, kind.code, threads)
             self._state = pages.with_one(), pools
             return
         key, value, counts = checks.check_tokens(kind, pages, key, value, lengths)
@@ -217,8 +214,8 @@ class KVCache:
             for copy in copies:
                 pools.copy_tokens(pools, *copy, pages.size)
             _append(
-                key[:, :, tokens], value[:, :, tokens], *pools, pages.table, firsts, part,
-                pages.size, kind.code, threads,
+                key[:, :, tokens], value[:, :, tokens], pages, pools, firsts, part, kind.code,
+                threads,
             )  # fmt: skip
         self._state = pages, pools
 
@@ -315,19 +312,20 @@ class KVCache:
             and return_weights is False
             and return_lse is False
         ):
-            plain = checks.plain_attention(
+            call = checks.plain_attention(
                 self._kind, pages, pools, query, is_causal, scale, threads
             )
-            if plain is not None:
-                _attend(*plain)
-                return plain[3]
-        call = checks.attention(
-            self._kind, pages, pools, query, attn_mask, is_causal=is_causal, scale=scale,
-            window=window, query_lengths=query_lengths, softcap=softcap, alibi_slopes=alibi_slopes,
-            sinks=sinks, return_weights=return_weights, return_lse=return_lse, out=out,
-            threads=threads,
+            if call is not None:
+                _attend(call)
+                return call.output
+        options = AttentionOptions(
+            attn_mask, is_causal=is_causal, scale=scale, window=window,
+            query_lengths=query_lengths, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks,
+            return_weights=return_weights, return_lse=return_lse, out=out,
         )  # fmt: skip
-        _attend(*call.arguments)
+        checked = checks.check(self._kind, pages, query, options, threads)
+        call = checks.prepare(checked, self._kind, pages, pools)
+        _attend(call.core)
         weights = checks.over_all_tokens(pages, call.weights, self.dtype)
         return attention_result(call.deliver(), weights, call.lse)
 

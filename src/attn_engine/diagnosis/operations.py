@@ -143,7 +143,7 @@ OPERATIONS = {
     ),
     "self": Operation(
         self_attention,
-        by_out(dry_run.self_attention, "output", dry_run.self_weights),
+        by_out(self_attention, "output", dry_run.self_weights),
         "output, weights = {name}({arguments})" + _SUMS,
         "x @ W: W is (d_model, ...), the transpose of a torch.nn.Linear's weight",
     ),

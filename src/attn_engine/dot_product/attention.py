@@ -9,11 +9,13 @@ from numpy.typing import ArrayLike
 
 from .. import config
 from .._core import attend as _attend
+from ..inputs.attention_options import AttentionOptions
 from ..inputs.keywords import AttentionKeywords
 from ..results import AttentionResult, LseResult, WeightsResult
 from ..results import attention_result as _result
-from . import checks
+from .checks import check
 from .fast_path import plain_attention as _plain_attention
+from .prepare import prepare
 
 
 @overload
@@ -212,33 +214,15 @@ def scaled_dot_product_attention(
         and type(causal_offset) is int
         and causal_offset == 0
     ):
-        arguments = _plain_attention(query, key, value, is_causal, scale, enable_gqa, threads)
-        if arguments is not None:
-            _attend(*arguments)
-            return arguments[3]
-    call = checks.attention(
-        query,
-        key,
-        value,
-        attn_mask,
-        dropout_p,
-        is_causal,
-        scale,
-        enable_gqa,
-        causal_offset=causal_offset,
-        window=window,
-        query_lengths=query_lengths,
-        key_lengths=key_lengths,
-        segment_ids=segment_ids,
-        softcap=softcap,
-        alibi_slopes=alibi_slopes,
-        sinks=sinks,
-        layout=layout,
-        dropout_seed=dropout_seed,
-        return_weights=return_weights,
-        return_lse=return_lse,
-        out=out,
-        threads=threads,
-    )
-    _attend(*call.arguments)
+        call = _plain_attention(query, key, value, is_causal, scale, enable_gqa, threads)
+        if call is not None:
+            _attend(call)
+            return call.output
+    options = AttentionOptions(
+        attn_mask, dropout_p, is_causal, scale, enable_gqa, causal_offset, window, query_lengths,
+        key_lengths, segment_ids, softcap, alibi_slopes, sinks, layout, dropout_seed,
+        return_weights, return_lse, out,
+    )  # fmt: skip
+    call = prepare(check(query, key, value, options, threads))
+    _attend(call.core)
     return _result(call.deliver(), call.weights, call.lse)

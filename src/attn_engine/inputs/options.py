@@ -225,7 +225,7 @@ def _ids(name: str, value: Any, batch: Shape, n: int, axis: str) -> np.ndarray:
 
 
 class Extras(NamedTuple):
-    """What few calls have, in the order in which the core reads it."""
+    """What few calls have."""
 
     softcap: float
     alibi_slopes: np.ndarray | None
@@ -234,11 +234,8 @@ class Extras(NamedTuple):
     key_segments: np.ndarray | None
     dropout_p: float
     dropout_seed: int
-    query_starts: np.ndarray | None = None
+    query_starts: np.ndarray | None = None  # of packed sequences
     key_starts: np.ndarray | None = None
-    longest_q: int = 0
-    longest_kv: int = 0
-    cache: tuple | None = None
 
 
 class Limits(NamedTuple):

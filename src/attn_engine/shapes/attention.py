@@ -8,7 +8,7 @@ from typing import Any
 from .rewrites import Words
 from .search import Call
 from .signature import Form, Sizes, shapes_of
-from .words import Axes, Shape, ShapeError, axes_of, batch_words, fit, in_words
+from .words import Axes, Shape, ShapeError, batch_words, fitted, in_words
 
 _EXCHANGES = [("key", "value"), ("query", "key")]
 _COLUMNS = {
@@ -29,14 +29,14 @@ _ADVICE = {
 
 
 def check_shapes(
-    query: Shape, key: Shape, value: Shape, bshd: bool, enable_gqa: bool, beside: Mapping[str, Any]
-) -> tuple[Axes, int]:
-    """Query's axes and n_kv; ShapeError unless all shapes fit together, nothing is broadcast.
+    query: Shape, key: Shape, value: Shape, bshd: bool, enable_gqa: bool, options: Any = None
+) -> tuple[Axes, Axes]:
+    """Query's axes and key's; ShapeError unless all shapes fit together, nothing is broadcast.
 
-    Masks and lengths `beside` them only say which of several fixes is meant.
+    Masks and lengths among the options only say which of several fixes is meant.
     """
-    if fit(query, key, value, bshd, enable_gqa):
-        return axes_of(query, bshd), axes_of(key, bshd).n
+    if axes := fitted(query, key, value, bshd, enable_gqa):
+        return axes
     shapes = {"query": query, "key": key, "value": value}
     ranks = [len(shape) for shape in shapes.values() if len(shape) > 1]
     ranks = [rank for rank, _ in Counter(ranks).most_common()] or [2]
@@ -50,16 +50,18 @@ def check_shapes(
     # What two of three tensors have is more likely right than what one has.
     forms = [f._replace(cost=f.cost + 1.5 * (len(f.axes["key"]) != ranks[0])) for f in forms]
     call = Call(shapes, forms, exchanges=_EXCHANGES, advice=_ADVICE)
+    names = ("attn_mask", "key_lengths", "query_lengths")
+    beside = {name: getattr(options, name, None) for name in names}
     raise call._replace(beside=shapes_of(beside)).error()
 
 
 def check_packed(
     query: Shape, key: Shape, value: Shape, enable_gqa: bool, totals: Sizes
-) -> tuple[Axes, int]:
+) -> tuple[Axes, Axes]:
     """The same for packed sequences, (total, heads, d), whose totals may be known."""
-    fits = len(query) == 3 and fit(query, key, value, True, enable_gqa)
+    fits = fitted(query, key, value, True, enable_gqa) if len(query) == 3 else None
     if fits and totals.items() <= {"total_q": query[0], "total_k": key[0]}.items():
-        return axes_of(query, True), key[0]
+        return fits
     shapes = {"query": query, "key": key, "value": value}
     forms = [
         _form(3, True, _options(True, enable_gqa, False, gqa), gqa, ("total_q", "total_k"))
@@ -70,7 +72,7 @@ def check_packed(
         raise error
     if not fits:
         raise call._replace(sizes={}).error()
-    return axes_of(query, True), key[0]  # what is wrong is how cu_seqlens end
+    return fits  # what is wrong is how cu_seqlens end
 
 
 def _options(bshd: bool, enable_gqa: bool, other: bool, gqa: bool) -> dict[str, Any]:
