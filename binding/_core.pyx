@@ -42,7 +42,8 @@ cdef struct buffers:
 cdef void release(buffers *b) noexcept:
     cdef int i
     for i in range(BUFFERS):
-        PyBuffer_Release(&b.view[i])  # does nothing to one that was never filled
+        if b.view[i].itemsize:
+            PyBuffer_Release(&b.view[i])  # of the few that were filled
 
 
 cdef int get(buffers *b, int which, object array, int flags) except -1:
@@ -82,37 +83,60 @@ cdef attn_mask dense_mask(const Py_buffer *v, const Py_buffer *offsets) noexcept
     return m
 
 
+cdef class Limits:
+    """Which keys a query may see by position. See _core.pyi."""
+
+    cdef readonly object query_lengths, key_lengths, offsets
+    cdef readonly int64_t offset, left, right
+
+    def __init__(
+        self, query_lengths=None, key_lengths=None, offsets=None, int64_t offset=0,
+        int64_t left=ATTN_UNBOUNDED, int64_t right=ATTN_UNBOUNDED,
+    ):
+        self.query_lengths, self.key_lengths, self.offsets = query_lengths, key_lengths, offsets
+        self.offset, self.left, self.right = offset, left, right
+
+
+cdef class Extras:
+    """What few calls have. See _core.pyi."""
+
+    cdef readonly object alibi_slopes, sinks, query_segments, key_segments
+    cdef readonly object query_starts, key_starts
+    cdef readonly double softcap, dropout_p
+    cdef readonly uint64_t dropout_seed
+
+    def __init__(
+        self, double softcap=0, alibi_slopes=None, sinks=None, query_segments=None,
+        key_segments=None, double dropout_p=0, uint64_t dropout_seed=0, query_starts=None,
+        key_starts=None,
+    ):
+        self.alibi_slopes, self.sinks = alibi_slopes, sinks
+        self.query_segments, self.key_segments = query_segments, key_segments
+        self.query_starts, self.key_starts = query_starts, key_starts
+        self.softcap, self.dropout_p, self.dropout_seed = softcap, dropout_p, dropout_seed
+
+
 cdef class AttentionCall:
-    """What `attend` and `explain` read, field by field; every field is checked. See _core.pyi."""
+    """What `attend`, `explain` and `backward` read, field by field. See _core.pyi."""
 
     cdef readonly object query, key, value, output, weights, lse, mask, mask_offsets
-    cdef readonly object query_lengths, key_lengths, offsets, alibi_slopes, sinks
-    cdef readonly object query_segments, key_segments, query_starts, key_starts, pages, pools, sizes
-    cdef readonly double scale, softcap, dropout_p
-    cdef readonly int64_t offset, left, right
-    cdef readonly uint64_t dropout_seed
+    cdef readonly object pages, pools, sizes
+    cdef readonly Limits limits
+    cdef readonly Extras extras
+    cdef readonly double scale
     cdef readonly int dtype, num_threads
     cdef readonly bint bshd
 
     def __init__(
-        self, query, key, value, output, double scale, int64_t right, int dtype, int num_threads,
-        *, int64_t left=ATTN_UNBOUNDED, int64_t offset=0, offsets=None, query_lengths=None,
-        key_lengths=None, weights=None, lse=None, mask=None, mask_offsets=None, bint bshd=False,
-        double softcap=0, alibi_slopes=None, sinks=None, query_segments=None, key_segments=None,
-        double dropout_p=0, uint64_t dropout_seed=0, query_starts=None, key_starts=None,
-        pages=None, pools=None, sizes=None,
+        self, query, key, value, output, double scale, Limits limits not None, int dtype,
+        int num_threads, Extras extras=None, *, weights=None, lse=None, mask=None,
+        mask_offsets=None, bint bshd=False, pages=None, pools=None, sizes=None,
     ):
         self.query, self.key, self.value, self.output = query, key, value, output
         self.weights, self.lse = weights, lse
         self.mask, self.mask_offsets = mask, mask_offsets
-        self.query_lengths, self.key_lengths, self.offsets = query_lengths, key_lengths, offsets
-        self.alibi_slopes, self.sinks = alibi_slopes, sinks
-        self.query_segments, self.key_segments = query_segments, key_segments
-        self.query_starts, self.key_starts = query_starts, key_starts
         self.pages, self.pools, self.sizes = pages, pools, sizes
-        self.scale, self.softcap, self.dropout_p = scale, softcap, dropout_p
-        self.offset, self.left, self.right = offset, left, right
-        self.dropout_seed = dropout_seed
+        self.scale, self.limits, self.extras = scale, limits, extras
         self.dtype, self.num_threads, self.bshd = dtype, num_threads, bshd
 
 
@@ -130,16 +154,6 @@ cdef int fill(attn_problem *p, buffers *b, AttentionCall call) except -1:
     get(b, LSE, call.lse, PyBUF_STRIDES | PyBUF_WRITABLE)
     get(b, MASK, call.mask, PyBUF_STRIDES)
     get(b, MASK_OFFSETS, call.mask_offsets, PyBUF_STRIDES)
-    get(b, QUERY_LENGTHS, call.query_lengths, PyBUF_STRIDES)
-    get(b, KEY_LENGTHS, call.key_lengths, PyBUF_STRIDES)
-    get(b, OFFSETS, call.offsets, PyBUF_STRIDES)
-    get(b, SLOPES, call.alibi_slopes, PyBUF_STRIDES)
-    get(b, SINKS, call.sinks, PyBUF_STRIDES)
-    get(b, QUERY_SEGMENTS, call.query_segments, PyBUF_STRIDES)
-    get(b, KEY_SEGMENTS, call.key_segments, PyBUF_STRIDES)
-    get(b, QUERY_STARTS, call.query_starts, PyBUF_STRIDES)
-    get(b, KEY_STARTS, call.key_starts, PyBUF_STRIDES)
-
     cdef Py_buffer *q = &b.view[QUERY]
     cdef Py_buffer *k = &b.view[KEY if call.pages is None else KEY_POOL]
     cdef Py_buffer *v = &b.view[VALUE if call.pages is None else VALUE_POOL]
@@ -156,18 +170,39 @@ cdef int fill(attn_problem *p, buffers *b, AttentionCall call) except -1:
     p.output = tensor(&b.view[OUT], bshd)
     if call.mask is not None:
         p.mask = dense_mask(&b.view[MASK], &b.view[MASK_OFFSETS])
-    p.left, p.right, p.offset = call.left, call.right, call.offset
-    p.offsets = <const int64_t *>b.view[OFFSETS].buf
+    fill_limits(p, b, call.limits)
+    if call.extras is not None:
+        fill_extras(p, b, call.extras)
+    p.weights, p.lse = b.view[WEIGHTS].buf, b.view[LSE].buf
+    return 0
+
+
+cdef int fill_limits(attn_problem *p, buffers *b, Limits limits) except -1:
+    get(b, QUERY_LENGTHS, limits.query_lengths, PyBUF_STRIDES)
+    get(b, KEY_LENGTHS, limits.key_lengths, PyBUF_STRIDES)
+    get(b, OFFSETS, limits.offsets, PyBUF_STRIDES)
     p.query_lengths = <const int64_t *>b.view[QUERY_LENGTHS].buf
     p.key_lengths = <const int64_t *>b.view[KEY_LENGTHS].buf
+    p.offsets = <const int64_t *>b.view[OFFSETS].buf
+    p.left, p.right, p.offset = limits.left, limits.right, limits.offset
+    return 0
+
+
+cdef int fill_extras(attn_problem *p, buffers *b, Extras extras) except -1:
+    """After the sizes are in place."""
+    get(b, SLOPES, extras.alibi_slopes, PyBUF_STRIDES)
+    get(b, SINKS, extras.sinks, PyBUF_STRIDES)
+    get(b, QUERY_SEGMENTS, extras.query_segments, PyBUF_STRIDES)
+    get(b, KEY_SEGMENTS, extras.key_segments, PyBUF_STRIDES)
+    get(b, QUERY_STARTS, extras.query_starts, PyBUF_STRIDES)
+    get(b, KEY_STARTS, extras.key_starts, PyBUF_STRIDES)
+    p.softcap, p.dropout_p, p.dropout_seed = extras.softcap, extras.dropout_p, extras.dropout_seed
+    p.alibi_slopes, p.sinks = b.view[SLOPES].buf, b.view[SINKS].buf
+    p.alibi_stride_batch = p.n_heads if b.view[SLOPES].ndim == 2 else 0
     p.query_segments = <const int64_t *>b.view[QUERY_SEGMENTS].buf
     p.key_segments = <const int64_t *>b.view[KEY_SEGMENTS].buf
     p.query_starts = <const int64_t *>b.view[QUERY_STARTS].buf
     p.key_starts = <const int64_t *>b.view[KEY_STARTS].buf
-    p.softcap, p.dropout_p, p.dropout_seed = call.softcap, call.dropout_p, call.dropout_seed
-    p.alibi_slopes, p.sinks = b.view[SLOPES].buf, b.view[SINKS].buf
-    p.alibi_stride_batch = p.n_heads if b.view[SLOPES].ndim == 2 else 0
-    p.weights, p.lse = b.view[WEIGHTS].buf, b.view[LSE].buf
     return 0
 
 

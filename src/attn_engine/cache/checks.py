@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from .. import _core
-from .._core import UNBOUNDED, AttentionCall
+from .._core import UNBOUNDED, AttentionCall, Limits
 from ..dot_product.checks import broadcast_mask, check_flags
 from ..dot_product.prepare import core_call
 from ..inputs.arrays import (
@@ -23,7 +23,7 @@ from ..inputs.arrays import (
 )
 from ..inputs.attention_options import AttentionOptions
 from ..inputs.call import CheckedCall, Prepared, Sizes, check_out, destination
-from ..inputs.options import Limits, check_lengths, check_range, check_scale
+from ..inputs.options import check_lengths, check_range, check_scale
 from ..shapes.attention import shared_heads
 from ..shapes.search import Call
 from ..shapes.signature import Form
@@ -183,10 +183,11 @@ def plain_attention(
     elif type(scale) is not float or not -_MAX_SCALE <= scale <= _MAX_SCALE:
         return None
     offsets = pages.ends - (pages.one_each if shape[2] == 1 else shape[2])
+    right = 0 if is_causal else UNBOUNDED
+    limits = Limits(None, pages.ends, offsets, 0, kind.left, right)
     return AttentionCall(
-        query, None, None, _empty((*shape[:3], kind.d_v), query.dtype),
-        scale, 0 if is_causal else UNBOUNDED, kind.code, threads,
-        left=kind.left, offsets=offsets, key_lengths=pages.ends, pages=pages, pools=pools,
+        query, None, None, _empty((*shape[:3], kind.d_v), query.dtype), scale, limits, kind.code,
+        threads, pages=pages, pools=pools,
     )  # fmt: skip
 
 
@@ -204,7 +205,10 @@ def check(
     options = options._replace(causal_offset="bottom_right", key_lengths=pages.ends)
     limits = options.limits(batch, n_q, n_kv)
     if kind.window is not None:
-        limits = limits._replace(left=min(limits.left, kind.left))
+        limits = Limits(
+            limits.query_lengths, limits.key_lengths, limits.offsets, limits.offset,
+            min(limits.left, kind.left), limits.right,
+        )  # fmt: skip
         _check_reach(kind, pages, n_q, limits)
     mask = options.attn_mask
     if mask is not None:

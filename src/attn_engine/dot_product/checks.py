@@ -17,6 +17,9 @@ from ..shapes.attention import check_shapes
 from ..shapes.single import check_broadcast
 from ..shapes.words import Shape
 
+# The axes of an output, by whether its heads come after its queries.
+_WORDS = ("(..., n_heads, n_q, d_v)", "(..., n_q, n_heads, d_v)")
+
 
 def check(query: Any, key: Any, value: Any, options: AttentionOptions, threads: int) -> CheckedCall:
     """Check the arguments of `scaled_dot_product_attention`; raise all that it documents."""
@@ -46,28 +49,28 @@ def check_sizes(
 ) -> CheckedCall:
     """Check all but the tensors themselves, which may be still to come (None)."""
     bshd, gqa, want_weights, want_lse = flags
-    q_shape, _, v_shape = shapes
-    (batch, n_heads, n_q, d_qk), (_, n_kv_heads, n_kv, _) = check_shapes(
-        *shapes, bshd, gqa, options
-    )
+    q_shape, k_shape, v_shape = shapes
+    of_query, of_keys = check_shapes(q_shape, k_shape, v_shape, bshd, gqa, options)
+    (batch, n_heads, n_q, d_qk), n_kv, d_v = of_query, of_keys.n, v_shape[-1]
     limits = options.limits(batch, n_q, n_kv)
     rows = (*batch, n_heads, n_q) if len(q_shape) > 2 else (n_q,)
     mask = options.attn_mask
     if mask is not None:
         axes = ("batch", "n_heads", "n_q", "n_kv")
         mask = broadcast_mask("attn_mask", mask, (*rows, n_kv), axes)
-    dtype, d_v = native(dtype), v_shape[-1]
-    shape, compute = (*q_shape[:-1], d_v), compute_type(dtype)
+    dtype, shape = native(dtype), (*q_shape[:-1], d_v)
+    compute = compute_type(dtype)
     scale = check_scale(options.scale, d_qk, compute)
     extras = options.extras(batch, n_heads, n_q, n_kv, compute)
-    words = "(..., n_q, n_heads, d_v)" if bshd else "(..., n_heads, n_q, d_v)"
-    if options.out is not None:
-        inputs = dict(zip(("query", "key", "value"), tensors, strict=True)) | {"attn_mask": mask}
-        check_out(options.out, shape, dtype, inputs, words)
-    sizes = Sizes(prod(batch), n_heads, n_kv_heads, n_q, n_kv, d_qk, d_v)
+    words, out = _WORDS[bshd], options.out
+    query, key, value = tensors
+    if out is not None:
+        inputs = {"query": query, "key": key, "value": value, "attn_mask": mask}
+        check_out(out, shape, dtype, inputs, words)
+    sizes = Sizes(prod(batch), n_heads, of_keys.heads, n_q, n_kv, d_qk, d_v)
     return CheckedCall(
-        *tensors, mask, options.out, shape, words, rows, sizes, dtype, compute, dtype_code(dtype),
-        bshd, scale, limits, extras, want_weights, want_lse, threads,
+        query, key, value, mask, out, shape, words, rows, sizes, dtype, compute,
+        dtype_code(dtype), bshd, scale, limits, extras, want_weights, want_lse, threads,
     )  # fmt: skip
 
 

@@ -5,13 +5,14 @@ from typing import Any
 
 import numpy as np
 
-from .._core import UNBOUNDED, AttentionCall
+from .._core import AttentionCall, Limits
 from ..inputs.arrays import CODES, F32, LARGEST, is_walkable
 from ..shapes.words import Shape
 
 # Bound once: the hot path below asks for them at every call.
 _ndarray, _empty, _Call = np.ndarray, np.empty, AttentionCall
 _MAX_SCALE = LARGEST[F32]
+_ALL, _CAUSAL = Limits(), Limits(right=0)  # what a query sees
 
 
 def plain_attention(
@@ -42,7 +43,7 @@ def plain_attention(
     if type(is_causal) is not bool or type(enable_gqa) is not bool:
         return None
     out = _empty(q_shape if same else q_shape[:-1] + v_shape[-1:], dtype)
-    return _Call(query, key, value, out, scale, 0 if is_causal else UNBOUNDED, code, threads)
+    return _Call(query, key, value, out, scale, _CAUSAL if is_causal else _ALL, code, threads)
 
 
 def _plainly_fit(query: Shape, key: Shape, value: Shape, enable_gqa: bool) -> bool:

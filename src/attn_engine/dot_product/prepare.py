@@ -37,31 +37,16 @@ def core_call(
     output: np.ndarray | None,
     mask: np.ndarray | None,
     mask_offsets: np.ndarray | None,
-    **room: Any,
+    weights: np.ndarray | None = None,
+    lse: np.ndarray | None = None,
+    pages: Any = None,
+    pools: Any = None,
 ) -> _core.AttentionCall:
     """What the core reads: the numbers of a checked call beside these arrays."""
-    limits, extras = call.limits, call.extras
     return _core.AttentionCall(
-        query, key, value, output, call.scale, limits.right, call.code, call.threads,
-        left=limits.left,
-        offset=limits.offset,
-        offsets=limits.offsets,
-        query_lengths=limits.query_lengths,
-        key_lengths=limits.key_lengths,
-        mask=mask,
-        mask_offsets=mask_offsets,
-        bshd=call.bshd,
-        softcap=extras.softcap,
-        alibi_slopes=extras.alibi_slopes,
-        sinks=extras.sinks,
-        query_segments=extras.query_segments,
-        key_segments=extras.key_segments,
-        dropout_p=extras.dropout_p,
-        dropout_seed=extras.dropout_seed,
-        query_starts=extras.query_starts,
-        key_starts=extras.key_starts,
-        sizes=call.sizes,
-        **room,
+        query, key, value, output, call.scale, call.limits, call.code, call.threads, call.extras,
+        weights=weights, lse=lse, mask=mask, mask_offsets=mask_offsets, bshd=call.bshd,
+        pages=pages, pools=pools, sizes=call.sizes,
     )  # fmt: skip
 
 

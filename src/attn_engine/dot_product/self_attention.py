@@ -104,13 +104,13 @@ def self_attention(
     with np.errstate(all="ignore"):  # padding may hold anything, infinities included
         for matrix, heads in zip(checked.matrices, checked.heads, strict=True):
             projected = np.matmul(left, matrix.astype(left.dtype, copy=False))
-            shape = (*x_rows(checked), heads, matrix.shape[1] // heads)
+            shape = (*left.shape[:-1], heads, matrix.shape[1] // heads)
             tensors.append(projected.reshape(shape))
     query, key, value = tensors
     call = prepare(checked.attention._replace(query=query, key=key, value=value))
     _attend(call.core)
-    dtype, rows = native(checked.x.dtype), x_rows(checked)
-    output = call.output.reshape(*rows, checked.matrices[2].shape[1])
+    dtype = native(checked.x.dtype)
+    output = call.output.reshape(checked.shape)
     weights = call.weights[..., 0, :, :] if checked.heads[0] == 1 else call.weights
     return SelfAttentionResult(rounded_to(output, dtype), rounded_to(weights, dtype))
 
@@ -126,7 +126,8 @@ class CheckedSelfAttention(NamedTuple):
     @property
     def shape(self) -> Shape:
         """The output's shape."""
-        return (*self.x.shape[:-1], self.matrices[2].shape[1])
+        n_heads, d_v = self.attention.shape[-2:]
+        return (*self.x.shape[:-1], n_heads * d_v)
 
     @property
     def axes(self) -> str:
@@ -137,11 +138,6 @@ class CheckedSelfAttention(NamedTuple):
 def with_fixed(options: AttentionOptions) -> AttentionOptions:
     """The options with those that the caller does not choose."""
     return options._replace(enable_gqa=True, layout="bshd", return_weights=True)
-
-
-def x_rows(call: CheckedSelfAttention) -> Shape:
-    """The axes of x before the features."""
-    return call.x.shape[:-1]
 
 
 def check(

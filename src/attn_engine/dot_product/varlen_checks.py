@@ -36,16 +36,14 @@ def check(
     dtype, d_v = native(query.dtype), value.shape[-1]
     shape, compute = (*query.shape[:-1], d_v), compute_type(dtype)
     scale = check_scale(options.scale, axes.d, compute)
-    extras = options.extras(batch, axes.heads, 0, 0, compute)
+    extras = options.packed_extras(batch, axes.heads, compute, starts)
     words = "(total_q, n_heads, d_v)"
     check_out(options.out, shape, dtype, {"query": query, "key": key, "value": value}, words)
     longest = int(n_q.max(initial=0)), int(n_kv.max(initial=0))
     return CheckedCall(
         *tensors, None, options.out, shape, words, (axes.heads, axes.n),
         Sizes(*batch, axes.heads, of_keys.heads, *longest, axes.d, d_v),
-        dtype, compute, dtype_code(dtype), True, scale, limits, extras._replace(
-            query_starts=starts[0], key_starts=starts[1]
-        ), False, want_lse, threads,
+        dtype, compute, dtype_code(dtype), True, scale, limits, extras, False, want_lse, threads,
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ CODES = {
     dtype: _core.DTYPES.index(name) for dtype, name in ((F32, "f32"), (F64, "f64"), (F16, "f16"))
 }
 LARGEST = {dtype: float(np.finfo(dtype).max) for dtype in (F32, F64)}  # of the compute types
+SMALLEST = {dtype: float(np.finfo(dtype).tiny) for dtype in (F32, F64)}  # normal numbers
 BF16_CODE = _core.DTYPES.index("bf16")
 SUPPORTED = "float16, bfloat16, float32 or float64"
 
@@ -232,7 +233,7 @@ def walkable(array: np.ndarray, dtype: np.dtype | None = None) -> np.ndarray:
 
 def raw(array: np.ndarray) -> np.ndarray:
     """`array` as the binding takes it: bfloat16, without a buffer format, goes as its bits."""
-    return array.view(np.uint16) if is_bfloat16(array.dtype) else array
+    return array if array.dtype.kind != "V" else array.view(np.uint16)
 
 
 def as_mask(name: str, value: Any) -> np.ndarray:
@@ -262,8 +263,8 @@ def distinct(array: np.ndarray) -> np.ndarray:
 
 def prepared_mask(mask: np.ndarray, compute: np.dtype) -> np.ndarray:
     """`mask` as bool or `compute`, with at least one axis; repeated axes (stride 0) get size 1."""
-    # Converting a mask must not cost what a broadcast one spans.
-    mask = distinct(mask)
+    if 0 in mask.strides:  # converting a mask must not cost what a broadcast one spans
+        mask = distinct(mask)
     if not mask.ndim:
         mask = mask.reshape(1)
     if mask.dtype.kind == "b" or mask.dtype == compute:

@@ -4,10 +4,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .._core import Extras, Limits
 from ..shapes.words import Shape
 from .options import (
-    Extras,
-    Limits,
     check_dropout,
     check_limits,
     check_segments,
@@ -50,12 +49,39 @@ class AttentionOptions(NamedTuple):
             batch, n_q, n_kv,
         )  # fmt: skip
 
-    def extras(self, batch: Shape, n_heads: int, n_q: int, n_kv: int, compute: np.dtype) -> Extras:
-        """Check what changes scores or weights, and the documents of packed rows."""
+    def extras(
+        self, batch: Shape, n_heads: int, n_q: int, n_kv: int, compute: np.dtype
+    ) -> Extras | None:
+        """Check what changes scores or weights, and documents; None where all are the defaults."""
+        if (
+            self.alibi_slopes is None
+            and self.sinks is None
+            and self.segment_ids is None
+            and self.dropout_seed is None
+            and type(self.softcap) is type(self.dropout_p) is float
+            and self.softcap == 0.0 == self.dropout_p
+        ):
+            return None
+        slopes, sinks, ids = self.alibi_slopes, self.sinks, self.segment_ids
         return Extras(
             check_softcap(self.softcap, compute),
-            check_slopes(self.alibi_slopes, batch, n_heads, compute),
-            check_sinks(self.sinks, n_heads, compute),
-            *check_segments(self.segment_ids, batch, n_q, n_kv),
+            None if slopes is None else check_slopes(slopes, batch, n_heads, compute),
+            None if sinks is None else check_sinks(sinks, n_heads, compute),
+            *((None, None) if ids is None else check_segments(ids, batch, n_q, n_kv)),
             *check_dropout(self.dropout_p, self.dropout_seed),
+        )
+
+    def packed_extras(
+        self, batch: Shape, n_heads: int, compute: np.dtype, starts: tuple[np.ndarray, np.ndarray]
+    ) -> Extras:
+        """Check the same of packed sequences, which have starts and no documents."""
+        slopes, sinks = self.alibi_slopes, self.sinks
+        return Extras(
+            check_softcap(self.softcap, compute),
+            None if slopes is None else check_slopes(slopes, batch, n_heads, compute),
+            None if sinks is None else check_sinks(sinks, n_heads, compute),
+            None,
+            None,
+            *check_dropout(self.dropout_p, self.dropout_seed),
+            *starts,
         )

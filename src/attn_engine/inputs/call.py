@@ -5,10 +5,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._core import AdditiveCall, AttentionCall
+from .._core import AdditiveCall, AttentionCall, Extras, Limits
 from ..shapes.words import Shape, ShapeError
 from .arrays import CODES, is_walkable, overlap, overlaps_itself, raw, walkable
-from .options import Extras, Limits
 
 
 class Sizes(NamedTuple):
@@ -45,7 +44,7 @@ class CheckedCall(NamedTuple):
     bshd: bool
     scale: float
     limits: Limits
-    extras: Extras
+    extras: Extras | None
     want_weights: bool
     want_lse: bool
     threads: int

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from .. import _core
-from .._core import UNBOUNDED, AdditiveCall, AttentionCall
+from .._core import AdditiveCall, AttentionCall, Limits
 from ..inputs.arrays import compute_type, dtype_code, native, prepared_mask, raw, walkable
 from ..inputs.call import Prepared, destination
 from .additive_checks import CheckedAdditive
@@ -61,8 +61,8 @@ def _luong_core(
 ) -> AttentionCall:  # fmt: skip
     """What the core reads: unscaled dot products, heads beside each other."""
     return AttentionCall(
-        query, key, value, output, 1.0, UNBOUNDED, dtype_code(computed), call.threads,
-        mask=mask, key_lengths=call.lengths, bshd=True, **more,
+        query, key, value, output, 1.0, Limits(key_lengths=call.lengths), dtype_code(computed),
+        call.threads, mask=mask, bshd=True, **more,
     )  # fmt: skip
 
 

@@ -71,8 +71,9 @@ def axes_of(shape: Shape, bshd: bool) -> Axes:
     """The axes of a query, key or value of at least two."""
     if len(shape) == 2:
         return Axes((), 1, *shape)
-    *batch, heads, n, d = shape
-    return Axes(tuple(batch), n, heads, d) if bshd else Axes(tuple(batch), heads, n, d)
+    if bshd:
+        return Axes(shape[:-3], shape[-2], shape[-3], shape[-1])
+    return Axes(shape[:-3], shape[-3], shape[-2], shape[-1])
 
 
 def batch_words(n: int) -> tuple[str, ...]:
