@@ -42,6 +42,30 @@ def n_q(request):
     return request.param
 
 
+def pytest_addoption(parser):
+    """Let a run take the variants that semantic tests leave out."""
+    parser.addoption(
+        "--all-variants",
+        action="store_true",
+        help="run semantic tests on every tier with every dtype, not on the chosen half",
+    )
+
+
+def pytest_collection_modifyitems(config, items):
+    """Keep of semantic tests those on the best tier and those in float32."""
+    if config.getoption("--all-variants"):
+        return
+    best, left_out = _core.supported_isas()[-1], []
+    for item in items:
+        if item.get_closest_marker("semantic"):
+            variant = item.callspec.params
+            if variant["isa"] != best and variant["dtype"] != np.float32:
+                left_out.append(item)
+    config.hook.pytest_deselected(items=left_out)
+    dropped = set(left_out)
+    items[:] = [item for item in items if item not in dropped]
+
+
 def pytest_terminal_summary(terminalreporter):
     """Print the worst error of every variant as a share of its bound."""
     if not worst:

@@ -7,6 +7,7 @@ import pytest
 from support.gradients import slope_at_0
 from support.oracle import assert_same_bits
 from support.packing import LENGTHS, NAMES, OPTIONS, Packed
+from support.variants import semantic
 
 from attn_engine import (
     scaled_dot_product_attention_varlen,
@@ -108,6 +109,7 @@ def test_threads_change_no_bit(dtype, lengths):
             assert x is y is None or assert_same_bits(x, y) is None
 
 
+@semantic
 def test_an_offset_and_slopes_for_each_sequence(dtype):
     packed = Packed(dtype, *LENGTHS["mixed"])
     n = len(packed.starts[0]) - 1
@@ -121,6 +123,7 @@ def test_an_offset_and_slopes_for_each_sequence(dtype):
         assert_same_bits(gradients.alibi_slopes[b], alone.alibi_slopes)
 
 
+@semantic
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_neighbours_are_not_read(dtype, bad):
     """Whatever fills all other sequences."""

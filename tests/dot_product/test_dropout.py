@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from support.cases import Problem, make_problem
 from support.oracle import assert_accurate, assert_same_bits
+from support.variants import semantic
 
 from attn_engine import reference
 
@@ -35,6 +36,7 @@ def test_accurate_with_masks_and_scores(dtype, n_q):
     assert_accurate(dropping(dtype, n_q, **options, key_lengths=np.array([140, 90])))
 
 
+@semantic
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("dropout_p", [1e-12, 0.25, 0.7, 1 - 2**-20])
 def test_the_mask_is_the_reference_hash(dtype, n_q, seed, dropout_p):
@@ -96,6 +98,7 @@ def test_threads_change_no_bit(dtype, n_q):
     assert (expected != dropping(dtype, n_q, dropout_seed=1).run()).any()
 
 
+@semantic
 def test_b20_weights_are_those_before_dropout(dtype, n_q):
     problem = dropping(dtype, n_q)
     plain = problem.but(dropout_p=None, dropout_seed=None)
@@ -105,6 +108,7 @@ def test_b20_weights_are_those_before_dropout(dtype, n_q):
     assert (dropped.output != whole.output).any()
 
 
+@semantic
 def test_the_position_decides_not_what_surrounds_it(dtype, n_q):
     """Fewer keys, fewer heads, a first entry alone: what is left keeps its fate."""
     options = {"dropout_p": 0.5, "dropout_seed": 3}
@@ -123,6 +127,7 @@ def test_layout_changes_no_bit(dtype, n_q):
     assert_same_bits(np.swapaxes(problem.in_bshd().run(), 1, 2), problem.run())
 
 
+@semantic
 def test_nothing_dropped_is_no_dropout(dtype, n_q):
     problem = dropping(dtype, n_q)
     plain = problem.but(dropout_p=None, dropout_seed=None)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from support.cases import Problem, make_problem, spoil_hidden
 from support.oracle import assert_same_bits
-from support.variants import KERNELS
+from support.variants import KERNELS, semantic
 
 import attn_engine
 
@@ -144,6 +144,7 @@ def test_queries_in_parts_or_together(masked):
         assert_same_bits(part.lse, together.lse[..., start:stop])
 
 
+@semantic
 def test_a_mask_says_the_same_in_every_form(masked):
     """As flags, lengths and segments, as the equal bool mask, as -inf in an additive one."""
     expected = full_run(masked)
@@ -159,6 +160,7 @@ def test_a_mask_says_the_same_in_every_form(masked):
         assert_same_results(full_run(plain.but(attn_mask=form)), expected)
 
 
+@semantic
 def test_broadcast_or_copied_mask(masked):
     mask = masked.options.get("attn_mask", np.ones((1, 1, 1, 1), bool))
     view = np.broadcast_to(mask, masked.visible().shape)
@@ -195,6 +197,7 @@ def test_more_hidden_keys(dtype, n_q, more):
         assert (actual.weights[..., n_kv:] == 0).all()
 
 
+@semantic
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_nothing_hidden_is_read(masked, bad):
     assert_same_results(full_run(spoil_hidden(masked, bad)), full_run(masked))

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from support.cases import Problem, make_problem, show_keys, spoil_hidden
 from support.oracle import assert_accurate, assert_same_bits
+from support.variants import semantic
 
 import attn_engine
 from attn_engine import scaled_dot_product_attention
@@ -66,12 +67,14 @@ def test_softcap_of_any_size(dtype, n_q, softcap):
     assert_accurate(make_problem(dtype, n_q=n_q, softcap=softcap))
 
 
+@semantic
 def test_softcap_zero_is_none(dtype, n_q):
     problem = make_problem(dtype, n_q=n_q)
     for zero in (0.0, 0, -0.0):
         assert_same_bits(problem.but(softcap=zero).run(), problem.run())
 
 
+@semantic
 @pytest.mark.parametrize("form", [np.asarray, lambda keep: np.where(keep, np.float32(0), -np.inf)])
 def test_b72_softcap_comes_before_the_mask(dtype, n_q, form):
     """A key hidden before the cap would come back with a score of -cap: 120.08 here."""
@@ -80,6 +83,7 @@ def test_b72_softcap_comes_before_the_mask(dtype, n_q, form):
     np.testing.assert_array_equal(output, 1)
 
 
+@semantic
 def test_b72_a_finite_bias_is_not_capped(dtype, n_q):
     bias = np.array([0, 2 * np.log(3)], np.float32)
     capped = show_keys(dtype, n_q, 2, values=[0, 10], attn_mask=bias, softcap=0.5)
@@ -87,6 +91,7 @@ def test_b72_a_finite_bias_is_not_capped(dtype, n_q):
     np.testing.assert_allclose(capped.run().astype(np.float64), 9, rtol=tolerance)
 
 
+@semantic
 def test_softcap_bounds_infinite_scores(dtype, n_q):
     key = np.array([[np.inf], [-np.inf], [0]], dtype)
     query, value = np.ones((n_q, 1), dtype), np.eye(3, dtype=dtype)
@@ -107,6 +112,7 @@ def paper_slopes(n_heads):
     return np.array(slopes + between[: n_heads - power])
 
 
+@semantic
 @pytest.mark.parametrize("n_heads", [48, 12, 6])
 @pytest.mark.parametrize("d", [16, 17])
 def test_b59_every_head_has_its_own_slope(dtype, n_q, n_heads, d):
@@ -135,6 +141,7 @@ def test_alibi_counts_from_the_causal_offset_causal_or_not(dtype, n_q, offset):
     np.testing.assert_allclose(actual, expected, atol=tolerance)
 
 
+@semantic
 def test_alibi_of_one_head_and_of_heads_without_a_batch(dtype, n_q):
     problem = make_problem(dtype, n_q=n_q, alibi_slopes=SLOPES)
     whole = problem.run()
@@ -145,6 +152,7 @@ def test_alibi_of_one_head_and_of_heads_without_a_batch(dtype, n_q):
     assert_same_bits(Problem(*tensors, problem.options).run(), whole[1])
 
 
+@semantic
 @pytest.mark.parametrize("options", [{}, {"is_causal": True}])
 def test_r1_the_lowest_number_under_alibi_is_a_bias(dtype, n_q, options):
     """It swallows the slopes, and the rows are plain means of what they see."""
@@ -157,6 +165,7 @@ def test_r1_the_lowest_number_under_alibi_is_a_bias(dtype, n_q, options):
 # --- sinks ---------------------------------------------------------------------------------------
 
 
+@semantic
 def test_a_sink_of_log_k_counts_as_k_keys_of_value_zero(dtype, n_q):
     sinks = np.log([1.0, 2.0, 5.0, 1e-30])
     query, key = np.zeros((4, n_q, 8), dtype), np.ones((4, 10, 8), dtype)
@@ -170,6 +179,7 @@ def test_a_sink_of_log_k_counts_as_k_keys_of_value_zero(dtype, n_q):
         np.testing.assert_allclose(result.lse[h], np.log(10 + np.exp(sinks[h])), 1e-6)
 
 
+@semantic
 @pytest.mark.parametrize("how", ["bool", "key_lengths", "causal", "no keys"])
 def test_a_row_with_only_a_sink(dtype, n_q, how):
     sinks = np.array([0.0, 2.5, -np.inf, -100.0])
@@ -187,6 +197,7 @@ def test_a_row_with_only_a_sink(dtype, n_q, how):
     np.testing.assert_allclose(result.lse, expected, rtol=1e-6)
 
 
+@semantic
 def test_padded_queries_have_no_sink_either(dtype, n_q):
     lengths = np.array([1, 0])
     problem = make_problem(dtype, n_q=n_q, sinks=np.zeros(4), query_lengths=lengths)
@@ -197,6 +208,7 @@ def test_padded_queries_have_no_sink_either(dtype, n_q):
         assert np.isfinite(result.lse[b, :, :length]).all()
 
 
+@semantic
 def test_no_sink_is_a_sink_of_minus_infinity(dtype, n_q):
     problem = long_problem(dtype, n_q)
     expected = problem.run(return_weights=True, return_lse=True)
@@ -205,6 +217,7 @@ def test_no_sink_is_a_sink_of_minus_infinity(dtype, n_q):
         assert_same_bits(getattr(actual, name), getattr(expected, name))
 
 
+@semantic
 @pytest.mark.parametrize("sink", [3e38, 200.0, -200.0, np.finfo(np.float64).min])
 def test_extreme_sinks(dtype, n_q, sink):
     problem = make_problem(dtype, n_q=n_q, n_heads=2)
@@ -251,6 +264,7 @@ def test_strides_and_layout_change_no_bit(dtype, n_q, scores):
             assert_same_bits(problem.but(**{name: swapped}).run(), expected)
 
 
+@semantic
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_hidden_slots_are_not_read(dtype, n_q, scores, bad):
     problem = make_problem(
@@ -262,6 +276,7 @@ def test_hidden_slots_are_not_read(dtype, n_q, scores, bad):
 # --- known numbers, bad input --------------------------------------------------------------------
 
 
+@semantic
 def test_keras_literals(dtype):
     eye, value = np.eye(2, dtype=dtype), np.array([[1, 2], [3, 4]], dtype)
     problem = Problem(eye, eye[::-1].copy(), value, {"scale": 1.0})

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from support.cases import make_problem, show_keys, spoil_hidden
 from support.oracle import assert_accurate, assert_same_bits
+from support.variants import semantic
 
 from attn_engine import scaled_dot_product_attention
 
@@ -57,6 +58,7 @@ def assert_same_results(one, other):
         assert_same_bits(getattr(one, name), getattr(other, name))
 
 
+@semantic
 @pytest.mark.parametrize("other", OTHER_MASKS)
 def test_the_bits_of_the_equal_bool_mask(segmented, other):
     problem = segmented.but(**OTHER_MASKS[other])
@@ -88,11 +90,13 @@ def test_threads_and_batch_change_no_bit(segmented):
         assert_same_bits(segmented.entry(b).run()[0], expected.output[b])
 
 
+@semantic
 @pytest.mark.parametrize("bad", [np.nan, -np.inf])
 def test_other_documents_are_not_read(segmented, bad):
     assert_same_bits(spoil_hidden(segmented, bad).run(), segmented.run())
 
 
+@semantic
 def test_each_document_is_as_it_would_be_alone(dtype):
     """By its numbers: where blocks of keys begin, and so the order of sums, may differ."""
     starts = [0, 9, 10, 77, 130]
@@ -106,6 +110,7 @@ def test_each_document_is_as_it_would_be_alone(dtype):
         np.testing.assert_allclose(output[..., a:b, :], alone.astype(np.float64), atol=tolerance)
 
 
+@semantic
 def test_a_query_of_no_document_sees_nothing(dtype, n_q):
     q_ids = np.where(np.arange(n_q) == 1, 99, 0)
     problem = make_problem(dtype, n_q=n_q, segment_ids=(q_ids, np.zeros(23, int)))
@@ -114,6 +119,7 @@ def test_a_query_of_no_document_sees_nothing(dtype, n_q):
     assert (result.lse[..., 1] == -np.inf).all() and np.isfinite(result.lse[..., 0]).all()
 
 
+@semantic
 def test_documents_between_others_in_number_alone(dtype):
     """Ranges of numbers overlap, yet nothing is visible: no weight is left from an earlier call."""
     rubbish = make_problem(dtype, n_q=70, n_kv=64)
@@ -126,6 +132,7 @@ def test_documents_between_others_in_number_alone(dtype):
         assert (result.lse == -np.inf).all()
 
 
+@semantic
 def test_ids_of_every_kind(dtype, n_q):
     """Shared or for each entry, any integer type, any stride, any number of batch axes."""
     ids = np.arange(30) // 8
@@ -143,6 +150,7 @@ def test_ids_of_every_kind(dtype, n_q):
     assert_same_bits(alone.run(), expected[0, 0])
 
 
+@semantic
 def test_rows_are_means_of_their_documents(dtype):
     q_ids, kv_ids = np.array([5, 7, 5, 0]), np.array([7, 5, 5, 7, 7])
     output = show_keys(dtype, 4, 5, segment_ids=(q_ids, kv_ids)).run()[:, 0].astype(np.float64)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from support.oracle import assert_same_bits
 from support.packing import LENGTHS, OPTIONS, Packed
+from support.variants import semantic
 
 from attn_engine import reference, scaled_dot_product_attention_varlen
 
@@ -48,6 +49,7 @@ def test_threads_change_no_bit(dtype, threads):
     assert_same_bits(actual.lse, expected.lse)
 
 
+@semantic
 def test_an_offset_and_slopes_for_each_sequence(dtype):
     packed = Packed(dtype, *LENGTHS["mixed"])
     n = len(packed.starts[0]) - 1
@@ -61,6 +63,7 @@ def test_an_offset_and_slopes_for_each_sequence(dtype):
         assert_same_bits(output[rows], alone)
 
 
+@semantic
 def test_dropout_takes_the_sequence_for_the_batch_entry(dtype):
     packed = Packed(dtype, [5, 0, 70, 3], [20, 7, 90, 150])
     dropout = {"dropout_p": 0.4, "dropout_seed": 12}
@@ -74,6 +77,7 @@ def test_dropout_takes_the_sequence_for_the_batch_entry(dtype):
     np.testing.assert_allclose(output.astype(np.float64), expected, atol=tolerance)
 
 
+@semantic
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_neighbours_are_not_read(dtype, bad):
     """Whatever fills all other sequences, and rows before and after the packed ones."""
@@ -86,6 +90,7 @@ def test_neighbours_are_not_read(dtype, bad):
         assert_same_bits(packed.run([query, key, value])[rows], expected[rows])
 
 
+@semantic
 def test_strides_types_and_out(dtype):
     packed = Packed(dtype, *LENGTHS["mixed"])
     expected = packed.run()
@@ -103,6 +108,7 @@ def test_strides_types_and_out(dtype):
     assert (wide[:, 1::2] == 7).all() and (wide[:, :, 17:] == 7).all()
 
 
+@semantic
 def test_empty_heads_and_head_sizes(dtype):
     starts = np.array([0, 3, 8])
     for n_heads, d_qk, d_v in ((0, 4, 4), (2, 0, 4), (2, 4, 0)):

@@ -9,6 +9,7 @@ import pytest
 from numpy.lib.stride_tricks import as_strided
 from support.messages import check_message, ones
 from support.oracle import assert_same_bits
+from support.variants import semantic
 
 import attn_engine
 from attn_engine import merge_attention, softmax
@@ -174,6 +175,7 @@ def test_an_lse_that_marks_an_empty_row_by_inf_is_refused():
     )  # fmt: skip
 
 
+@semantic
 @pytest.mark.parametrize("options", [{"mask": [[True, True, False, False]]}, {"lengths": [2]}])
 def test_a_row_of_softmax_that_sees_nan_is_nan_throughout(isa, dtype, options):
     options = {name: np.array(value) for name, value in options.items()}

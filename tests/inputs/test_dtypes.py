@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from support.cases import Problem, make_problem, show_keys
 from support.oracle import assert_accurate, assert_same_bits
+from support.variants import semantic
 
 import attn_engine
 
@@ -16,12 +17,14 @@ SIXTEEN_BITS = pytest.mark.parametrize(
 )
 
 
+@semantic
 def test_results_have_the_dtype_of_the_query(dtype, n_q):
     result = make_problem(dtype, n_q=n_q).run(return_weights=True, return_lse=True)
     assert result.output.dtype == result.weights.dtype == dtype
     assert result.lse.dtype == (np.float64 if dtype == np.float64 else np.float32)
 
 
+@semantic
 def test_every_pair_of_different_dtypes_is_refused(dtype):
     problem = make_problem(dtype)
     for other in (np.float16, np.float32, np.float64, BFLOAT16):
@@ -32,6 +35,7 @@ def test_every_pair_of_different_dtypes_is_refused(dtype):
                 problem.but(**{name: getattr(problem, name).astype(other)}).run()
 
 
+@semantic
 def test_b52_arrays_that_are_not_plain_floats_are_refused(dtype, n_q):
     problem = make_problem(dtype, n_heads=None, n_q=n_q)
     numbers = problem.key.astype(np.float64)
@@ -48,6 +52,7 @@ def test_b52_arrays_that_are_not_plain_floats_are_refused(dtype, n_q):
             problem.but(key=key).run()
 
 
+@semantic
 def test_b52_other_subclasses_are_plain_arrays(dtype, n_q):
     class Tagged(np.ndarray):
         """A subclass without rules of its own."""
@@ -62,6 +67,7 @@ def test_b52_other_subclasses_are_plain_arrays(dtype, n_q):
 # --- 16 bits -------------------------------------------------------------------------------------
 
 
+@semantic
 @pytest.mark.parametrize("form", ["bool", "additive"])
 def test_b21_hidden_beside_a_score_at_the_end_of_the_range(dtype, n_q, form):
     largest = 200.0 if dtype == np.float16 else 1e4  # squared and summed: beyond float16
@@ -73,6 +79,7 @@ def test_b21_hidden_beside_a_score_at_the_end_of_the_range(dtype, n_q, form):
     np.testing.assert_array_equal(output, 1)
 
 
+@semantic
 def test_b21_the_lowest_float16_is_a_finite_bias(dtype, n_q):
     mask = np.array([0, -65504], np.float16)
     query, key = np.full((n_q, 1), -10, dtype), np.full((2, 1), 10, dtype)  # scores of -100

@@ -5,6 +5,7 @@ import pytest
 from support.cases import Problem, make_problem
 from support.memory import after_an_unreadable_page, before_an_unreadable_page, read_only
 from support.oracle import assert_same_bits
+from support.variants import semantic
 
 pytestmark = pytest.mark.usefixtures("isa")
 
@@ -122,6 +123,7 @@ def test_inputs_in_any_memory(problem, hold):
         assert_same_bits(held[name], getattr(problem, name))  # as they were
 
 
+@semantic
 @pytest.mark.parametrize("hold", HOLDERS.values(), ids=HOLDERS)
 @pytest.mark.parametrize("kind", ["bool", "additive"])
 def test_masks_in_any_memory(problem, hold, kind):
@@ -135,6 +137,7 @@ def test_masks_in_any_memory(problem, hold, kind):
     assert_same_bits(problem.but(attn_mask=hold(mask)).run(), problem.but(attn_mask=mask).run())
 
 
+@semantic
 @pytest.mark.parametrize("axis", [0, 1, 2, 3])
 @pytest.mark.parametrize("name", TENSORS)
 def test_b44_repeated_by_a_stride_of_zero(problem, name, axis):
@@ -204,6 +207,7 @@ OUTS = {
 }
 
 
+@semantic
 @pytest.mark.parametrize("form", OUTS.values(), ids=OUTS)
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])
 def test_b45_out_is_filled_and_nothing_around_it(problem, form, layout):
@@ -224,6 +228,7 @@ def test_b45_out_is_filled_and_nothing_around_it(problem, form, layout):
     assert (base[around] == canary).all()
 
 
+@semantic
 def test_b46_out_at_odd_addresses(problem):
     expected = problem.run()
     for hold in (field_of_a_record, rows_in_records):
@@ -233,6 +238,7 @@ def test_b46_out_at_odd_addresses(problem):
         assert not out.base["flag"].any()
 
 
+@semantic
 def test_b49_read_only_out_is_refused(problem):
     out = np.full_like(problem.run(), 5)
     out.setflags(write=False)
@@ -241,6 +247,7 @@ def test_b49_read_only_out_is_refused(problem):
     assert (out == 5).all()
 
 
+@semantic
 @pytest.mark.parametrize("n_q, n_kv", [(5, 23), (0, 23), (5, 0)])
 def test_b55_batch_of_none(dtype, n_q, n_kv):
     problem = make_problem(dtype, batch=(0,), n_q=n_q, n_kv=n_kv)
