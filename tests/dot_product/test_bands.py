@@ -47,13 +47,13 @@ def test_b33_top_left_and_bottom_right(dtype):
 
 
 @semantic
-def test_b34_one_new_query(dtype):
+def test_one_new_query(dtype):
     np.testing.assert_array_equal(means(dtype, 1, 8, **CAUSAL), 0)
     np.testing.assert_array_equal(means(dtype, 1, 8, **BOTTOM_RIGHT), 3.5)
 
 
 @pytest.mark.parametrize("n_new", [1, 3, 9, 60])
-def test_b34_a_chunk_after_a_cache_equals_the_rows_of_one_pass(dtype, n_new):
+def test_a_chunk_after_a_cache_equals_the_rows_of_one_pass(dtype, n_new):
     whole = make_problem(dtype, n_q=100, n_kv=100, is_causal=True)
     full = whole.run()[..., -n_new:, :]
     chunk = whole.but(whole.query[..., -n_new:, :], causal_offset=100 - n_new)
@@ -108,7 +108,7 @@ def test_b32_window_of_zero_is_the_query_itself(dtype, n_q):
 
 
 @semantic
-def test_b39_window_is_inclusive_on_both_sides(dtype):
+def test_window_is_inclusive_on_both_sides(dtype):
     output = means(dtype, 4, 4, is_causal=True, window=(1, None))  # two keys with itself
     np.testing.assert_array_equal(output, [0, 0.5, 1.5, 2.5])
     np.testing.assert_array_equal(means(dtype, 4, 4, window=(1, 1)), [0.5, 1, 2, 2.5])
@@ -116,7 +116,7 @@ def test_b39_window_is_inclusive_on_both_sides(dtype):
 
 @semantic
 @pytest.mark.parametrize("left", [69, 70, 71, None, 2**31, 2**62])
-def test_b40_a_window_wider_than_the_past_is_no_window(dtype, n_q, left):
+def test_a_window_wider_than_the_past_is_no_window(dtype, n_q, left):
     problem = make_problem(dtype, n_q=n_q, n_kv=70, causal_offset=70 - n_q)
     expected = problem.but(is_causal=True).run()
     for right in (None, 0, 3):

@@ -99,7 +99,7 @@ def test_threads_change_no_bit(dtype, n_q):
 
 
 @semantic
-def test_b20_weights_are_those_before_dropout(dtype, n_q):
+def test_weights_are_those_before_dropout(dtype, n_q):
     problem = dropping(dtype, n_q)
     plain = problem.but(dropout_p=None, dropout_seed=None)
     dropped, whole = (x.run(return_weights=True, return_lse=True) for x in (problem, plain))

@@ -84,14 +84,14 @@ def test_weights_and_lse_do_not_change_the_output(masked):
 
 @pytest.mark.parametrize("n_kv_heads", [1, 4])
 @pytest.mark.parametrize("mask", ["none", "bottom right", "additive"])
-def test_b93_threads(dtype, n_q, n_kv_heads, mask):
+def test_threads_change_no_bit(dtype, n_q, n_kv_heads, mask):
     n_kv = 1100 if n_q > 4 else 6000
     options = MASKS[mask](np.random.default_rng(3), n_q, n_kv)
     problem = make_problem(dtype, n_q=n_q, n_kv=n_kv, n_kv_heads=n_kv_heads, d_qk=32, **options)
     assert problem.explain(num_threads=3)["threads"] == 3
     expected = full_run(problem, num_threads=1)
     for threads in (2, 3, 8):
-        for _ in range(2):  # B96: also from run to run
+        for _ in range(2):  # also from run to run
             assert_same_results(full_run(problem, num_threads=threads), expected)
 
 
@@ -103,13 +103,13 @@ def test_b78_any_number_of_threads_over_a_long_cache(dtype):
         assert_same_results(full_run(problem, num_threads=threads), expected)
 
 
-def test_b96_repeated_runs(masked):
+def test_repeated_runs(masked):
     expected = full_run(masked)
     for _ in range(5):
         assert_same_results(full_run(masked), expected)
 
 
-def test_b94_batch_entry_alone_or_together(masked):
+def test_batch_entry_alone_or_together(masked):
     together = full_run(masked)
     for b in range(2):
         alone = full_run(masked.entry(b))
@@ -117,7 +117,7 @@ def test_b94_batch_entry_alone_or_together(masked):
             assert_same_bits(getattr(alone, name)[0], getattr(together, name)[b])
 
 
-def test_b94_head_alone_or_together(masked):
+def test_head_alone_or_together(masked):
     together = full_run(masked)
     for h in range(4):
         options = {k: v for k, v in masked.options.items() if k != "enable_gqa"}
@@ -240,7 +240,7 @@ def test_b36_b37_the_future_changes_nothing_before_it(dtype, n_q, index, weights
 
 
 @pytest.mark.parametrize("factor", [0, -3, 60, np.nan, np.inf])
-def test_r4_a_query_does_not_change_its_neighbours(dtype, n_q, factor):
+def test_a_query_does_not_change_its_neighbours(dtype, n_q, factor):
     problem = make_long(dtype, n_q)
     expected = full_run(problem)
     for i in {0, 1, n_q // 2, n_q - 1}:

@@ -154,7 +154,7 @@ def test_alibi_of_one_head_and_of_heads_without_a_batch(dtype, n_q):
 
 @semantic
 @pytest.mark.parametrize("options", [{}, {"is_causal": True}])
-def test_r1_the_lowest_number_under_alibi_is_a_bias(dtype, n_q, options):
+def test_the_lowest_number_under_alibi_is_a_bias(dtype, n_q, options):
     """It swallows the slopes, and the rows are plain means of what they see."""
     mask = np.full(4, np.finfo(np.float32).min)
     problem = show_keys(dtype, n_q, 4, attn_mask=mask, alibi_slopes=[0.5], **options)

@@ -153,7 +153,7 @@ def test_b70_exponential_at_its_ends(dtype):
 
 
 @pytest.mark.parametrize("threads", [2, 3, 8])
-def test_b93_threads(dtype, threads):
+def test_threads_change_no_bit(dtype, threads):
     scores = random_scores(dtype, 300, 500)
     expected = attn_engine.softmax(scores, num_threads=1)
     assert_same_bits(attn_engine.softmax(scores, num_threads=threads), expected)

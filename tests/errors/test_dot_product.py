@@ -113,7 +113,7 @@ DTYPES = {
         "key: cannot be read as an array; ProjectedKeys are for additive_attention", ".keys"),
     "string": ({"value": "values"}, "value: dtype <U6 is not"),
     "datetime": ({"query": QUERY.astype("M8[s]")}, "query: dtype datetime64[s] is not"),
-    "b52 masked array": ({"query": np.ma.masked_array(QUERY)},
+    "masked array": ({"query": np.ma.masked_array(QUERY)},
         "query: masked arrays are not accepted", "query.data"),
     "swapped bytes of another size": ({"key": KEY.astype(">f8")},
         "key: dtype >f8 but query has float32"),
@@ -141,7 +141,7 @@ MASK_SHAPES = {
     "batch": ({"attn_mask": ones(3, 1, 1, 12)}, "attn_mask: batch is 3 but scores have batch 2"),
     "transposed": ({"attn_mask": ones(12, 10)},
         "attn_mask: n_kv is 10", "use attn_mask.T"),
-    "b28 padding mask on queries": ({"attn_mask": ones(2, 12) > 0},
+    "padding mask on queries": ({"attn_mask": ones(2, 12) > 0},
         "attn_mask: n_q is 2", "attn_mask[:, None, None]"),
     "no heads axis": ({"attn_mask": ones(2, 10, 12) > 0},
         "attn_mask: n_heads is 2", "attn_mask[:, None]"),
@@ -240,7 +240,7 @@ WRONG_OUT = {
     "dtype": ({"out": ones(*OUT_SHAPE, dtype=np.float64)}, "out: dtype float64, expected float32"),
     "byte order": ({"out": ones(*OUT_SHAPE, dtype=">f4")},
         "out: dtype >f4, expected float32 in native"),
-    "b49 read-only": ({"out": READ_ONLY}, "out: the array is read-only"),
+    "read-only": ({"out": READ_ONLY}, "out: the array is read-only"),
     "is query": ({"value": ones(2, 8, 12, 16), "out": QUERY}, "out: shares memory with query"),
     "part of key": ({"out": KEY[:, :, :10, :6]}, "out: shares memory with key"),
     "part of value": ({"out": VALUE[:, :, :10]}, "out: shares memory with value"),
@@ -321,7 +321,7 @@ def test_valid_arguments_raise_nothing():
     assert scaled_dot_product_attention(QUERY, KEY, VALUE, **options).shape == OUT_SHAPE
 
 
-def test_b52_subclasses_are_plain_arrays():
+def test_subclasses_are_plain_arrays():
     """A subclass other than MaskedArray is read as the array it is."""
 
     class Labelled(np.ndarray):

@@ -67,7 +67,7 @@ def recorded_attention_calls(example, model, sentences):
     return calls
 
 
-def test_b94_attention_keeps_its_bits_in_a_batch(example, model, sentences):
+def test_attention_keeps_its_bits_in_a_batch(example, model, sentences):
     calls = recorded_attention_calls(example, model, sentences)
     assert len(calls) == example.LAYERS
     for query, key, value, lengths, output in calls:

@@ -253,7 +253,7 @@ def identity_layer(embed_dim, **options):
     return layer
 
 
-def test_b84_the_zero_key_joins_every_mask():
+def test_the_zero_key_joins_every_mask():
     """q = 0 and 3 keys: each of the four has a quarter, the zero key comes last."""
     layer = identity_layer(2, add_zero_attn=True)
     value = np.random.default_rng(0).standard_normal((3, 2))
@@ -277,7 +277,7 @@ def test_the_learned_key_comes_before_the_zero_key():
     np.testing.assert_allclose(output, [[2.5]])
 
 
-def test_b60_sizes_of_key_and_value():
+def test_sizes_of_key_and_value():
     layer = make_layer(5, 5, kdim=3, vdim=4)
     query, key, value = make_inputs(layer)
     assert key.shape[-1] == 3 and value.shape[-1] == 4

@@ -150,7 +150,7 @@ def test_location_is_one_more_term_of_one_step(dtype):
     )
 
 
-def test_b86_no_bias_is_a_bias_of_zero(dtype):
+def test_no_bias_is_a_bias_of_zero(dtype):
     arguments, options = call(dtype)
     without = additive_attention(*arguments)
     zeros = additive_attention(*arguments, bias=0 * options["bias"])
@@ -158,7 +158,7 @@ def test_b86_no_bias_is_a_bias_of_zero(dtype):
     assert (without.weights != additive_attention(*arguments, **options).weights).any()
 
 
-def test_b85_both_projections_count(dtype):
+def test_both_projections_count(dtype):
     arguments, _ = call(dtype)
     plain = additive_attention(*arguments).weights
     for place in (2, 3):
@@ -168,7 +168,7 @@ def test_b85_both_projections_count(dtype):
 
 
 @semantic
-def test_b87_b20_padding_has_weight_zero_and_is_not_read(isa, dtype):
+def test_padding_has_weight_zero_and_is_not_read(isa, dtype):
     lengths = np.array([5, 4, 1, 0])
     arguments, options = call(dtype, 3, 5, batch=(4,))
     expected = additive_attention(*arguments, key_lengths=lengths, **options)
@@ -185,7 +185,7 @@ def test_b87_b20_padding_has_weight_zero_and_is_not_read(isa, dtype):
             assert_same_bits(result.weights, expected.weights)
 
 
-def test_b28_a_mask_of_entries_is_never_one_of_steps(dtype):
+def test_a_mask_of_entries_is_never_one_of_steps(dtype):
     values = np.array([[0, 1, 5]] * 3, dtype)[..., None]
     query, keys, v = np.zeros((3, 3, 2), dtype), np.zeros((3, 3, 2), dtype), np.ones(2, dtype)
     mask = np.array([[True, True, False]] * 3)
