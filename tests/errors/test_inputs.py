@@ -7,20 +7,13 @@ import tracemalloc
 import numpy as np
 import pytest
 from numpy.lib.stride_tricks import as_strided
-from support.messages import check_message, ones
+from support.messages import ones, refuses
 from support.oracle import assert_same_bits
 from support.variants import semantic
 
 import attn_engine
 from attn_engine import merge_attention, softmax
 from attn_engine import scaled_dot_product_attention as attention
-
-
-def refuses(kind, phrases, function, *arguments, **options):
-    with pytest.raises(kind) as error:
-        function(*arguments, **options)
-    check_message(error, phrases)
-
 
 # --- views that repeat memory ---------------------------------------------------------------------
 

@@ -140,21 +140,3 @@ def test_monotonic_edges():
     tiny = np.full(2000, 0.5)
     first = np.eye(1, 2000)[0]
     assert monotonic_attention(tiny, first).sum() == 1
-
-
-BROKEN = {
-    "range": (ValueError, ([1.5], [1.0]), "p_choose: expected probabilities, from 0 to 1"),
-    "nan": (ValueError, ([np.nan], [1.0]), "p_choose: expected probabilities"),
-    "shapes": (ValueError, ([0.5, 0.5], [1.0]), "previous_alignment: shape (1,), expected that"),
-    "number": (ValueError, (0.5, 1.0), "p_choose: a single number"),
-    "mode": (ValueError, ([0.5], [1.0], "soft"), "mode: got 'soft', expected"),
-    "ints": (TypeError, ([1], [1.0]), "p_choose: dtype int64 is not"),
-}
-
-
-@pytest.mark.parametrize("name", BROKEN)
-def test_monotonic_says_what_is_wrong(name):
-    kind, arguments, message = BROKEN[name]
-    with pytest.raises(kind) as error:
-        monotonic_attention(*arguments)
-    assert str(error.value).startswith(message)
