@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from support.cases import Problem, make_problem, show_keys
+from support.cases import Problem, make_problem, means
 from support.oracle import assert_accurate, assert_same_bits
 from support.variants import semantic
 
@@ -12,11 +12,6 @@ pytestmark = pytest.mark.usefixtures("isa")
 
 CAUSAL = {"is_causal": True}
 BOTTOM_RIGHT = {"is_causal": True, "causal_offset": "bottom_right"}
-
-
-def means(dtype, n_q, n_kv, **options):
-    """Mean index (or value) of the keys that each row sees."""
-    return show_keys(dtype, n_q, n_kv, **options).run()[:, 0].astype(np.float64)
 
 
 def exact_means(keep, dtype):

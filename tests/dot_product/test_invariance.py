@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from support.cases import Problem, make_problem, spoil_hidden
-from support.oracle import assert_same_bits
+from support.cases import Problem, full_run, make_problem, spoil_hidden
+from support.oracle import assert_same_bits, assert_same_results
 from support.variants import KERNELS, semantic
 
 import attn_engine
@@ -55,15 +55,6 @@ def masked(request, dtype, n_q):
     """A long problem with each kind of mask."""
     n_kv = make_long(dtype, n_q).n_kv
     return make_long(dtype, n_q, **MASKS[request.param](np.random.default_rng(11), n_q, n_kv))
-
-
-def full_run(problem, **more):
-    return problem.run(return_weights=True, return_lse=True, **more)
-
-
-def assert_same_results(actual, expected):
-    for name in ("output", "weights", "lse"):
-        assert_same_bits(getattr(actual, name), getattr(expected, name))
 
 
 def test_both_kernels_are_exercised(dtype):

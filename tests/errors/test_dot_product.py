@@ -100,7 +100,8 @@ DTYPES = {
         "query: dtype int64 is not float16, bfloat16, float32 or float64", "np.float32"),
     "dtype list of ints": ({"key": [[1, 2], [3, 4]]}, "key: dtype int64 is not"),
     "dtype bool": ({"value": VALUE > 0}, "value: dtype bool is not"),
-    "dtype complex": ({"query": QUERY.astype(np.complex64)}, "query: dtype complex64 is not", "complex"),
+    "dtype complex": ({"query": QUERY.astype(np.complex64)},
+        "query: dtype complex64 is not", "complex"),
     "dtype long double": ({"query": QUERY.astype(np.longdouble)},
         "query: dtype", "query.astype(np.float64)"),
     "dtype object": ({"key": KEY.astype(object)}, "key: dtype object is not"),
@@ -120,8 +121,10 @@ DTYPES = {
 }  # fmt: skip
 
 MASK_KINDS = {
-    "mask int64": ({"attn_mask": ones(10, 12, dtype=np.int64)}, "attn_mask: dtype int64", "mask != 0"),
-    "mask uint8": ({"attn_mask": ones(10, 12, dtype=np.uint8)}, "attn_mask: dtype uint8", "mask != 0"),
+    "mask int64": ({"attn_mask": ones(10, 12, dtype=np.int64)},
+        "attn_mask: dtype int64", "mask != 0"),
+    "mask uint8": ({"attn_mask": ones(10, 12, dtype=np.uint8)},
+        "attn_mask: dtype uint8", "mask != 0"),
     "mask list of 0 and 1": ({"attn_mask": [[1, 0] * 6]}, "attn_mask: dtype int64", "mask != 0"),
     "mask complex": ({"attn_mask": ones(10, 12, dtype=complex)},
         "attn_mask: dtype complex128, expected bool (True = attend) or a float"),
@@ -138,7 +141,8 @@ MASK_SHAPES = {
     "mask n_q": ({"attn_mask": ones(9, 12)}, "attn_mask: n_q is 9 but scores have n_q 10"),
     "mask n_heads": ({"attn_mask": ones(4, 10, 12)},
         "attn_mask: n_heads is 4 but scores have n_heads 8"),
-    "mask batch": ({"attn_mask": ones(3, 1, 1, 12)}, "attn_mask: batch is 3 but scores have batch 2"),
+    "mask batch": ({"attn_mask": ones(3, 1, 1, 12)},
+        "attn_mask: batch is 3 but scores have batch 2"),
     "mask transposed": ({"attn_mask": ones(12, 10)},
         "attn_mask: n_kv is 10", "use attn_mask.T"),
     "mask padding mask on queries": ({"attn_mask": ones(2, 12) > 0},
@@ -233,10 +237,11 @@ WRONG_KINDS = {
 
 WRONG_OUT = {
     "out shape": ({"out": ones(2, 8, 10, 16)},
-        ("out: shape (2, 8, 10, 16), expected (2, 8, 10, 6), which is (..., n_heads, n_q, d_v); pass "
-        "np.empty((2, 8, 10, 6), 'float32')")),
+        ("out: shape (2, 8, 10, 16), expected (2, 8, 10, 6), which is (..., n_heads, n_q, d_v); "
+        "pass np.empty((2, 8, 10, 6), 'float32')")),
     "out no broadcast": ({"out": ones(1, 2, 8, 10, 6)}, "out: shape (1, 2, 8, 10, 6), expected"),
-    "out dtype": ({"out": ones(*OUT_SHAPE, dtype=np.float64)}, "out: dtype float64, expected float32"),
+    "out dtype": ({"out": ones(*OUT_SHAPE, dtype=np.float64)},
+        "out: dtype float64, expected float32"),
     "out byte order": ({"out": ones(*OUT_SHAPE, dtype=">f4")},
         "out: dtype >f4, expected float32 in native"),
     "out read-only": ({"out": READ_ONLY}, "out: the array is read-only"),

@@ -1,4 +1,4 @@
-"""Messages of the functions beside attention: softmax, projections, rotation, merging, alignment."""
+"""Messages of the functions beside attention: softmax, self_attention, rotation, merging, steps."""
 
 import numpy as np
 from support.messages import ones, refused, refuses
@@ -36,7 +36,8 @@ X, W = ones(5, 4), ones(4, 6)
 SELF_ATTENTION = {
     "x rank": (ValueError, {"x": ones(4)}, "x: shape (4,) has 1 axis, expected 2 (n, d_model)"),
     "transposed weight": (ValueError, {"W_q": W.T},
-        "W_q: d_model is 6 but x has d_model 4 (x (5, 4), W_q (6, 4), axes (d_model, num_heads * d_qk))"),
+        ("W_q: d_model is 6 but x has d_model 4 (x (5, 4), W_q (6, 4), axes (d_model, num_heads * "
+        "d_qk))")),
     "d_model": (ValueError, {"W_k": ones(3, 6)}, "W_k: d_model is 3 but x has d_model 4"),
     "weight rank": (ValueError, {"W_v": ones(4, 6, 2)},
         "W_v: shape (4, 6, 2) has 3 axes, expected 2 (d_model, num_kv_heads * d_v)"),
@@ -49,7 +50,8 @@ SELF_ATTENTION = {
     "kv heads": (ValueError, {"num_heads": 3, "num_kv_heads": 2},
         "num_kv_heads: 2 does not divide num_heads, which is 3; pass a divisor of it"),
     "head sizes": (ValueError, {"W_k": ones(4, 5)},
-        "W_k: shape (4, 5), expected (4, 6) (d_model, num_kv_heads * d_qk) (x (5, 4), W_q (4, 6), W_v ("),
+        ("W_k: shape (4, 5), expected (4, 6) (d_model, num_kv_heads * d_qk) (x (5, 4), W_q (4, "
+        "6), W_v (")),
     "mask": (ValueError, {"attn_mask": ones(5, 4)}, "attn_mask: n_kv is 4 but scores have n_kv 5"),
     "lengths": (ValueError, {"key_lengths": [3]}, "key_lengths: shape (1,), expected ()"),
     "scale": (ValueError, {"scale": np.nan}, "scale: got nan"),
@@ -60,29 +62,37 @@ SELF_ATTENTION = {
 TENSOR, COS, SIN = ones(2, 3, 7, 12), ones(50, 6), ones(50, 6)
 POSITIONS = np.arange(14).reshape(2, 7)
 ROTARY = {
-    "vector": (ValueError, {"x": TENSOR[0, 0, 0]}, "x: shape (12,), expected at least 2 axes (n, d)"),
+    "vector": (ValueError, {"x": TENSOR[0, 0, 0]},
+        "x: shape (12,), expected at least 2 axes (n, d)"),
     "ints": (TypeError, {"x": TENSOR.astype(int)}, "x: dtype int64 is not float16"),
     "cos ints": (TypeError, {"cos": COS.astype(int)}, "cos: dtype int64 is not float16"),
-    "odd d": (ValueError, {"x": TENSOR[..., :11]}, "x: d is 11, expected an even number; pass an even rotary_dim"),
-    "odd": (ValueError, {"rotary_dim": 5}, "rotary_dim: got 5, expected an even number from 2 to d"),
+    "odd d": (ValueError, {"x": TENSOR[..., :11]},
+        "x: d is 11, expected an even number; pass an even rotary_dim"),
+    "odd": (ValueError, {"rotary_dim": 5},
+        "rotary_dim: got 5, expected an even number from 2 to d"),
     "too many": (ValueError, {"rotary_dim": 14}, "rotary_dim: got 14, expected an even number"),
-    "none": (ValueError, {"rotary_dim": 0}, "rotary_dim: got 0, expected an even number from 2 to d, which is 12"),
-    "float": (TypeError, {"rotary_dim": 4.0}, "rotary_dim: got 4.0, expected an even number, or None for all"),
+    "none": (ValueError, {"rotary_dim": 0},
+        "rotary_dim: got 0, expected an even number from 2 to d, which is 12"),
+    "float": (TypeError, {"rotary_dim": 4.0},
+        "rotary_dim: got 4.0, expected an even number, or None for all"),
     "wide tables": (ValueError, {"rotary_dim": 4}, "cos: shape (50, 6), expected (positions, 2)"),
     "sin rows": (ValueError, {"sin": SIN[:9]}, "sin: shape (9, 6), expected (positions, 6)"),
     "table rank": (ValueError, {"cos": COS[None]}, "cos: shape (1, 50, 6), expected (positions"),
     "table number": (ValueError, {"cos": 1.0}, "cos: shape (), expected (positions, 6)"),
     "long table": (ValueError, {"position_ids": None},
-        "cos: n is 50 but x (2, 3, 7, 12) has n 7 (cos (50, 6), axes (n, rotary_dim / 2)); a longer"),
+        ("cos: n is 50 but x (2, 3, 7, 12) has n 7 (cos (50, 6), axes (n, rotary_dim / 2)); a "
+        "longer")),
     "beyond the table": (ValueError, {"position_ids": np.full((2, 7), 50)},
         "position_ids: got 50 at index (0, 0), expected 0 to 49"),
     "negative": (ValueError, {"position_ids": np.arange(7) - 1}, "position_ids: got -1 at index 0"),
     "positions": (ValueError, {"position_ids": POSITIONS[:, :6]},
         "position_ids: shape (2, 6), expected (7,) or (2, 7)"),
     "batch": (ValueError, {"position_ids": POSITIONS[:1]}, "position_ids: shape (1, 7)"),
-    "float positions": (TypeError, {"position_ids": POSITIONS * 1.0}, "position_ids: dtype float64"),
+    "float positions": (TypeError, {"position_ids": POSITIONS * 1.0},
+        "position_ids: dtype float64"),
     "interleaved": (TypeError, {"interleaved": 1}, "interleaved: got 1, expected True or False"),
-    "out shape": (ValueError, {"out": TENSOR[0].copy()}, "out: shape (3, 7, 12), expected (2, 3, 7, 12), which is that of x"),
+    "out shape": (ValueError, {"out": TENSOR[0].copy()},
+        "out: shape (3, 7, 12), expected (2, 3, 7, 12), which is that of x"),
     "out dtype": (ValueError, {"out": TENSOR.astype("f8")}, "out: dtype float64, expected float32"),
     "in place": (ValueError, {"out": TENSOR}, "out: shares memory with x"),
 }  # fmt: skip
@@ -90,16 +100,22 @@ ROTARY = {
 OUTPUT, LSE = ones(4, 5, 3), ones(4, 5)
 MERGE = {
     "no parts": (ValueError, ([], []), "lses: 0 parts but outputs has 0"),
-    "counts": (ValueError, ([OUTPUT, OUTPUT], [LSE]), "lses: 1 parts but outputs has 2, expected one for each"),
-    "shape": (ValueError, ([OUTPUT, OUTPUT[:3]], [LSE, LSE]), "outputs[1]: shape (3, 5, 3) but outputs[0] has"),
-    "lse shape": (ValueError, ([OUTPUT, OUTPUT], [LSE, LSE.T]), "lses[1]: shape (5, 4), expected (4, 5)"),
+    "counts": (ValueError, ([OUTPUT, OUTPUT], [LSE]),
+        "lses: 1 parts but outputs has 2, expected one for each"),
+    "shape": (ValueError, ([OUTPUT, OUTPUT[:3]], [LSE, LSE]),
+        "outputs[1]: shape (3, 5, 3) but outputs[0] has"),
+    "lse shape": (ValueError, ([OUTPUT, OUTPUT], [LSE, LSE.T]),
+        "lses[1]: shape (5, 4), expected (4, 5)"),
     "lse of bshd": (ValueError, ([OUTPUT.swapaxes(0, 1)], [LSE]),
-        ("lses[0]: shape (4, 5), expected (5, 4), (..., n_heads, n_q) of outputs (5, 4, 3) in layout "
-        "bhsd; pass layout=")),
+        ("lses[0]: shape (4, 5), expected (5, 4), (..., n_heads, n_q) of outputs (5, 4, 3) in "
+        "layout bhsd; pass layout=")),
     "None": (TypeError, (None, None), "outputs: got NoneType, expected a sequence of arrays"),
-    "vector": (ValueError, ([OUTPUT[0, 0]], [LSE[0, 0]]), "outputs[0]: shape (3,), expected at least 2"),
-    "dtype": (TypeError, ([OUTPUT, OUTPUT.astype(np.float64)], [LSE, LSE]), "outputs[1]: dtype float64 but"),
-    "lse dtype": (TypeError, ([OUTPUT], [LSE.astype(np.float16)]), "lses[0]: dtype float16, expected float32"),
+    "vector": (ValueError, ([OUTPUT[0, 0]], [LSE[0, 0]]),
+        "outputs[0]: shape (3,), expected at least 2"),
+    "dtype": (TypeError, ([OUTPUT, OUTPUT.astype(np.float64)], [LSE, LSE]),
+        "outputs[1]: dtype float64 but"),
+    "lse dtype": (TypeError, ([OUTPUT], [LSE.astype(np.float16)]),
+        "lses[0]: dtype float16, expected float32"),
     "ints": (TypeError, ([OUTPUT.astype(int)], [LSE]), "outputs[0]: dtype int64 is not float16"),
 }  # fmt: skip
 

@@ -1,7 +1,7 @@
 """How error messages are tested: tables of calls that are refused, all of them in errors/.
 
-A row is `name: (kind, given, *phrases)`: the class of the error, what is given to the call, and what
-the message says. It begins with the first phrase, contains the others and is one line.
+A row is `name: (kind, given, *phrases)`: the class of the error, what is given to the call, and
+what the message says. It begins with the first phrase, contains the others and is one line.
 """
 
 import builtins
