@@ -4,11 +4,17 @@ import importlib.util
 
 import numpy as np
 import pytest
+from hypothesis import settings
 from support.oracle import worst
 from support.variants import DTYPES, KERNELS
 
 import attn_engine
 from attn_engine import _core
+
+# The same problems in every run; --hypothesis-profile=long looks further.
+settings.register_profile("usual", max_examples=60, deadline=None, derandomize=True, database=None)
+settings.register_profile("long", settings.get_profile("usual"), max_examples=10_000)
+settings.load_profile("usual")
 
 
 @pytest.fixture(params=_core.supported_isas())
