@@ -24,11 +24,11 @@ FORWARD = {
     "decreasing": (ValueError, {"cu_seqlens_k": changed(2, 2)},
         "cu_seqlens_k: got 2 at index 2 after 3, expected no decrease"),
     "lengths": (ValueError, {"cu_seqlens_q": [3, 0, 7]},
-        "cu_seqlens_q: got 3 at index 0, expected 0, where sequences begin; "
-        "use np.concatenate([[0], np.cumsum(cu_seqlens_q)]) if these are lengths"),
+        ("cu_seqlens_q: got 3 at index 0, expected 0, where sequences begin; "
+        "use np.concatenate([[0], np.cumsum(cu_seqlens_q)]) if these are lengths")),
     "lengths of others": (ValueError, {"cu_seqlens_q": [3, 0, 6]},
-        "cu_seqlens_q: got 3 at index 0, expected 0, where sequences begin; "
-        "from lengths it is np.concatenate([[0], np.cumsum(cu_se"),
+        ("cu_seqlens_q: got 3 at index 0, expected 0, where sequences begin; "
+        "from lengths it is np.concatenate([[0], np.cumsum(cu_se")),
     "ends early": (ValueError, {"cu_seqlens_q": changed(3, 9)},
         "cu_seqlens_q: got 9 at index 3, the end of the last sequence, expected 10, the rows of q"),
     "ends late": (ValueError, {"cu_seqlens_k": changed(3, 11)},

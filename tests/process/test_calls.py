@@ -95,7 +95,7 @@ WIDE_ROWS = {
 
 
 @pytest.mark.parametrize("kind, d", WIDE_ROWS.items(), ids=WIDE_ROWS)
-def test_b100_ctrl_c_ends_a_call_on_wide_rows(isa, kind, d):
+def test_ctrl_c_ends_a_call_on_wide_rows(isa, kind, d):
     run(process_programs.interrupt_wide, kind, d, ATTN_ENGINE_ISA=isa)
 
 
