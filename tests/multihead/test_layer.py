@@ -111,9 +111,9 @@ def test_one_tensor_for_all_is_one_product():
 
 def test_one_tensor_is_multiplied_once():
     x, y, weights = np.ones((2, 3, 4)), np.ones((2, 3, 4)), np.ones((12, 4))
-    query, key, value = project_inputs((x, x, x), weights, None, (4, 4), 1)
+    query, key, value = project_inputs((x, x, x), weights, None, (4, 4))
     assert np.may_share_memory(query, key) and np.may_share_memory(key, value)
-    query, key, value = project_inputs((y, x, x), weights, None, (4, 4), 1)
+    query, key, value = project_inputs((y, x, x), weights, None, (4, 4))
     assert np.may_share_memory(key, value) and not np.may_share_memory(query, key)
 
 
