@@ -83,7 +83,7 @@ class AttentionCall:
     bshd: bool  # axes are (batch, n, heads, d)
     pages: Any  # of a KVCache: its table and sizes
     pools: Any  # of a KVCache: the memory that `append` fills
-    # (batch, n_heads, n_kv_heads, n_q, n_kv, d_qk, d_v), or None: the arrays have them on their axes
+    # (batch, n_heads, n_kv_heads, n_q, n_kv, d_qk, d_v), or None: the arrays' axes have them
     sizes: tuple[int, int, int, int, int, int, int] | None
     def __init__(
         self,

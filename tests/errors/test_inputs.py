@@ -7,19 +7,13 @@ import tracemalloc
 import numpy as np
 import pytest
 from numpy.lib.stride_tricks import as_strided
-from support.messages import check_message, ones
+from support.messages import ones, refuses
 from support.oracle import assert_same_bits
+from support.variants import semantic
 
 import attn_engine
 from attn_engine import merge_attention, softmax
 from attn_engine import scaled_dot_product_attention as attention
-
-
-def refuses(kind, phrases, function, *arguments, **options):
-    with pytest.raises(kind) as error:
-        function(*arguments, **options)
-    check_message(error, phrases)
-
 
 # --- views that repeat memory ---------------------------------------------------------------------
 
@@ -174,6 +168,7 @@ def test_an_lse_that_marks_an_empty_row_by_inf_is_refused():
     )  # fmt: skip
 
 
+@semantic
 @pytest.mark.parametrize("options", [{"mask": [[True, True, False, False]]}, {"lengths": [2]}])
 def test_a_row_of_softmax_that_sees_nan_is_nan_throughout(isa, dtype, options):
     options = {name: np.array(value) for name, value in options.items()}

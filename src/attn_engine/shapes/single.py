@@ -120,7 +120,7 @@ def _of_key_heads(
     what: str, name: str, shape: Shape, target: Shape, words: Words
 ) -> ShapeError | None:
     """The error about a mask of fewer heads, each of which is for as many heads of the query."""
-    if len(words) < 3 or len(shape) < 3 or not is_heads(words[-3]):
+    if min(len(shape), len(words)) < 3 or not is_heads(words[-3]):
         return None
     if target[-3] % max(shape[-3], 1):
         return None
