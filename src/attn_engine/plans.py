@@ -6,6 +6,7 @@ from typing import Any
 
 from .cache import checks as cache_checks
 from .cache.kv_cache import KVCache
+from .cache.prepare import plan as plan_of_cache
 from .calls import checked
 from .config import resolve_threads
 from .dot_product import checks
@@ -26,7 +27,7 @@ def _attend(self: KVCache, query: Any, num_threads: Any, **options: Any) -> dict
     call = cache_checks.check(
         self._kind, self._state[0], query, AttentionOptions(**options), threads
     )
-    return cache_checks.plan(call, *self._state)
+    return plan_of_cache(call, *self._state)
 
 
 def _layer(

@@ -19,7 +19,13 @@ from attn_engine.cache import kv_cache
 
 SOURCES = {
     str(Path(attn_engine.__file__).parent / f"{name}.py")
-    for name in ("cache/kv_cache", "cache/page_table", "cache/memory", "cache/checks")
+    for name in (
+        "cache/kv_cache",
+        "cache/page_table",
+        "cache/memory",
+        "cache/checks",
+        "cache/prepare",
+    )
 }
 FORMS = {
     "one page": {"capacity": 400},

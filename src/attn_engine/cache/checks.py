@@ -1,42 +1,27 @@
-"""Check the arguments of a `KVCache`, and prepare its calls for the core."""
+"""Check the arguments of a `KVCache`; nothing is made here."""
 
-from math import sqrt
 from typing import Any
 
 import numpy as np
 
-from .. import _core
-from .._core import UNBOUNDED, AttentionCall, Limits
+from .._core import Limits
 from ..dot_product.checks import broadcast_mask, check_flags
-from ..dot_product.prepare import core_call
 from ..inputs.arrays import (
-    CODES,
-    F32,
-    LARGEST,
     as_floats,
     as_integers,
-    is_walkable,
     native,
-    prepared_mask,
-    rounded_to,
-    walkable,
 )
 from ..inputs.attention_options import AttentionOptions
-from ..inputs.call import CheckedCall, Prepared, Sizes, check_out, destination
+from ..inputs.call import CheckedCall, Sizes, check_out
 from ..inputs.options import check_lengths, check_range, check_scale
 from ..shapes.attention import shared_heads
-from ..shapes.search import Call
-from ..shapes.signature import Form
+from ..shapes.search import ShapeProblem
+from ..shapes.signature import Signature
 from ..shapes.signature import Sizes as FormSizes
 from ..shapes.single import wrong_shape
 from ..shapes.words import ShapeError, in_words
-from .memory import Pools
 from .page_table import Pages
-from .settings import Kind
-
-# Bound once: the hot path below asks for them at every call.
-_ndarray, _empty = np.ndarray, np.empty
-_MAX_SCALE = LARGEST[F32]
+from .settings import CacheSettings
 
 _AXES = {
     "key": ("batch", "n_kv_heads", "n_new", "d_qk"),
@@ -55,7 +40,7 @@ _ADVICE = {
 
 
 def check_tokens(
-    kind: Kind, pages: Pages, key: Any, value: Any, lengths: Any
+    kind: CacheSettings, pages: Pages, key: Any, value: Any, lengths: Any
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """What `append` adds, and the number of tokens of each entry."""
     key, value = as_floats("key", key), as_floats("value", value)
@@ -77,7 +62,7 @@ def check_tokens(
     return key, value, counts
 
 
-def _check_dtypes(kind: Kind, **arrays: np.ndarray) -> None:
+def _check_dtypes(kind: CacheSettings, **arrays: np.ndarray) -> None:
     """TypeError unless all are of the cache's dtype."""
     for name, array in arrays.items():
         if native(array.dtype) != kind.dtype:
@@ -92,12 +77,12 @@ def _heads(sizes: FormSizes) -> FormSizes | None:
     return None if sizes.get("n_heads") == 0 else shared_heads(sizes)
 
 
-def _check_shapes(kind: Kind, **arrays: np.ndarray) -> None:
+def _check_shapes(kind: CacheSettings, **arrays: np.ndarray) -> None:
     """ShapeError unless every axis that has a name of the cache's has its size."""
     shapes = {name: array.shape for name, array in arrays.items()}
     sizes = {axis: getattr(kind, axis) for axis in ("batch", "n_kv_heads", "d_qk", "d_v")}
-    form = Form(_AXES, rule=_heads)
-    call = Call(shapes, [form], sizes, "the cache", [("key", "value")], advice=_ADVICE)
+    form = Signature(_AXES, rule=_heads)
+    call = ShapeProblem(shapes, [form], sizes, "the cache", [("key", "value")], advice=_ADVICE)
     if call.fits():
         return
     if error := call.repaired():
@@ -113,12 +98,7 @@ def _check_shapes(kind: Kind, **arrays: np.ndarray) -> None:
     raise call.error()
 
 
-def readable(kind: Kind, array: np.ndarray) -> np.ndarray:
-    """In the type that is computed in, rows dense."""
-    return walkable(array, kind.compute)
-
-
-def check_kept(kind: Kind, pages: Pages, lengths: Any) -> np.ndarray:
+def check_kept(kind: CacheSettings, pages: Pages, lengths: Any) -> np.ndarray:
     """What `truncate` leaves: no more than there is, and with what the next query looks back at."""
     lengths = as_integers("lengths", lengths)
     if lengths.shape != (kind.batch,):
@@ -146,7 +126,7 @@ def check_kept(kind: Kind, pages: Pages, lengths: Any) -> np.ndarray:
     return lengths.astype(np.int64)
 
 
-def check_order(kind: Kind, batch_index: Any) -> np.ndarray:
+def check_order(kind: CacheSettings, batch_index: Any) -> np.ndarray:
     """Which entry each entry becomes."""
     index = as_integers("batch_index", batch_index)
     if index.shape != (kind.batch,):
@@ -160,39 +140,8 @@ def check_order(kind: Kind, batch_index: Any) -> np.ndarray:
     return index.astype(np.int64)
 
 
-def plain_attention(
-    kind: Kind, pages: Pages, pools: Pools, query: Any, is_causal: Any, scale: Any, threads: int
-) -> AttentionCall | None:
-    """What the core reads if nothing is unusual about these, else None; never an error."""
-    if type(query) is not _ndarray or CODES.get(query.dtype) != kind.plain_code:
-        return None
-    shape = query.shape
-    if not (
-        len(shape) == 4
-        and shape[0] == kind.batch
-        and shape[1]
-        and shape[1] % kind.n_kv_heads == 0
-        and shape[2] + kind.left <= pages.least_left
-        and shape[3] == kind.d_qk
-        and (query.flags.carray or is_walkable(query))
-        and type(is_causal) is bool
-    ):
-        return None
-    if scale is None:
-        scale = 1.0 / sqrt(kind.d_qk)
-    elif type(scale) is not float or not -_MAX_SCALE <= scale <= _MAX_SCALE:
-        return None
-    offsets = pages.ends - (pages.one_each if shape[2] == 1 else shape[2])
-    right = 0 if is_causal else UNBOUNDED
-    limits = Limits(None, pages.ends, offsets, 0, kind.left, right)
-    return AttentionCall(
-        query, None, None, _empty((*shape[:3], kind.d_v), query.dtype), scale, limits, kind.code,
-        threads, pages=pages, pools=pools,
-    )  # fmt: skip
-
-
 def check(
-    kind: Kind, pages: Pages, query: Any, options: AttentionOptions, threads: int
+    kind: CacheSettings, pages: Pages, query: Any, options: AttentionOptions, threads: int
 ) -> CheckedCall:
     """Check the arguments of `KVCache.attend`; the weights are over what is held alone."""
     _, _, want_weights, want_lse = check_flags(options)
@@ -225,31 +174,7 @@ def check(
     )  # fmt: skip
 
 
-def prepare(call: CheckedCall, kind: Kind, pages: Pages, pools: Pools) -> Prepared:
-    """Copy what the core cannot read, make room for what it writes, in the compute type."""
-    shape, compute = call.shape, call.compute
-    if kind.dtype == compute:
-        output, target, spill = destination(call.out, shape, compute, shape)
-    else:
-        output = target = np.empty(shape, compute)
-        spill = np.empty(shape, kind.dtype) if call.out is None else call.out
-    weights = np.empty((*call.rows, call.sizes.n_kv), compute) if call.want_weights else None
-    lse = np.empty(call.rows, compute) if call.want_lse else None
-    core = core_call(
-        call, readable(kind, call.query), None, None, target, _core_mask(call, pages), None,
-        weights=weights, lse=lse, pages=pages, pools=pools,
-    )  # fmt: skip
-    return Prepared(core, output, weights, lse, spill)
-
-
-def plan(call: CheckedCall, pages: Pages, pools: Pools) -> dict[str, Any]:
-    """Say how the core would run a checked call, for which no room is made."""
-    mask = _core_mask(call, pages)
-    core = core_call(call, None, None, None, None, mask, None, pages=pages, pools=pools)
-    return _core.explain(core, call.want_weights)
-
-
-def _check_reach(kind: Kind, pages: Pages, n_q: int, limits: Limits) -> None:
+def _check_reach(kind: CacheSettings, pages: Pages, n_q: int, limits: Limits) -> None:
     """A ring still has all keys that the window of each query names."""
     queries = np.full(kind.batch, n_q) if limits.query_lengths is None else limits.query_lengths
     missing = (pages.starts > 0) & (queries > 0) & (pages.ends - queries < limits.left)
@@ -264,31 +189,3 @@ def _check_reach(kind: Kind, pages: Pages, n_q: int, limits: Limits) -> None:
             f"{pages.ends[b]}, enough for n_q {max(pages.ends[b] - limits.left, 0)} with a window "
             f"of {limits.left + 1}; {fix}"
         )
-
-
-def _core_mask(call: CheckedCall, pages: Pages) -> np.ndarray | None:
-    """The mask over what is held alone, which begins elsewhere in each entry of a ring."""
-    if call.mask is None:
-        return None
-    mask = prepared_mask(call.mask, call.compute)
-    if mask.shape[-1] == 1 or not pages.starts.any():
-        return mask
-    return moved(mask.reshape((1,) * (4 - mask.ndim) + mask.shape), pages.starts, call.sizes.n_kv)
-
-
-def moved(array: np.ndarray, steps: np.ndarray, n: int) -> np.ndarray:
-    """(batch, ..., n): entry b's last axis moved down by steps[b]; 0 where nothing comes."""
-    result = np.zeros((len(steps), *array.shape[1:-1], n), array.dtype)
-    for b, step in enumerate(steps.tolist()):
-        first, last = max(step, 0), min(step + n, array.shape[-1])
-        result[b, ..., first - step : last - step] = array[b % len(array), ..., first:last]
-    return result
-
-
-def over_all_tokens(pages: Pages, weights: np.ndarray | None, dtype: np.dtype) -> np.ndarray | None:
-    """Weights over what is held as those over all tokens, in the cache's dtype."""
-    if weights is None:
-        return None
-    if pages.starts.any():
-        weights = moved(weights, -pages.starts, int(pages.lengths().max()))
-    return rounded_to(weights, dtype)

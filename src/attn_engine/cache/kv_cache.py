@@ -18,7 +18,8 @@ from ..results import AttentionResult, LseResult, WeightsResult, attention_resul
 from . import checks
 from .memory import make_pools
 from .page_table import no_pages
-from .settings import Kind, check_kind
+from .prepare import over_all_tokens, plain_attention, prepare, readable
+from .settings import CacheSettings, check_settings
 
 _ndarray = np.ndarray  # bound once for the path that every step of a decoder takes
 
@@ -123,10 +124,12 @@ class KVCache:
         page_size: int | None = None,
     ):
         self._set_up(
-            check_kind(batch, n_kv_heads, d_qk, capacity, d_v, dtype, storage, window, page_size)
+            check_settings(
+                batch, n_kv_heads, d_qk, capacity, d_v, dtype, storage, window, page_size
+            )
         )
 
-    def _set_up(self, kind: Kind) -> None:
+    def _set_up(self, kind: CacheSettings) -> None:
         """A cache without tokens.
 
         All that ever changes is the attribute `_state`, whose value never does: a method prepares
@@ -152,7 +155,7 @@ class KVCache:
         """Make a cache that has these tokens."""
         rows, tokens = state["_state"]
         vars(self).update(state)
-        self._set_up(check_kind(**state["_kind"]))
+        self._set_up(check_settings(**state["_kind"]))
         empty, pools = self._state
         pages = empty.filled(*rows)
         pools.put_tokens(pages, tokens)
@@ -203,7 +206,7 @@ class KVCache:
             self._state = pages.with_one(), pools
             return
         key, value, counts = checks.check_tokens(kind, pages, key, value, lengths)
-        key, value = (checks.readable(kind, x) for x in (key, value))
+        key, value = (readable(kind, x) for x in (key, value))
         kept = pages
         if kind.window and pages.longest and -(-int(counts.max()) // pages.size) > kind.spare:
             pools, kept = pools.copied(pages), self._empty  # no room beside what is overwritten
@@ -312,9 +315,7 @@ class KVCache:
             and return_weights is False
             and return_lse is False
         ):
-            call = checks.plain_attention(
-                self._kind, pages, pools, query, is_causal, scale, threads
-            )
+            call = plain_attention(self._kind, pages, pools, query, is_causal, scale, threads)
             if call is not None:
                 _attend(call)
                 return call.output
@@ -324,9 +325,9 @@ class KVCache:
             return_weights=return_weights, return_lse=return_lse, out=out,
         )  # fmt: skip
         checked = checks.check(self._kind, pages, query, options, threads)
-        call = checks.prepare(checked, self._kind, pages, pools)
+        call = prepare(checked, self._kind, pages, pools)
         _attend(call.core)
-        weights = checks.over_all_tokens(pages, call.weights, self.dtype)
+        weights = over_all_tokens(pages, call.weights, self.dtype)
         return attention_result(call.deliver(), weights, call.lse)
 
     @property

@@ -14,7 +14,7 @@ from ..cache import checks as cache_checks
 from ..cache import settings as cache_settings
 from ..cache.kv_cache import KVCache
 from ..cache.page_table import Pages, no_pages
-from ..cache.settings import Kind
+from ..cache.settings import CacheSettings
 from ..calls import checked
 from ..config import resolve_threads
 from ..dot_product import backward_checks
@@ -217,7 +217,7 @@ def of_cache(check: Callable[..., Results], full: bool) -> Callable[..., Results
         if cache is not None:
             return check(cache._kind, cache._state[0], **arguments)
         makes, arguments = split(KVCache, arguments)
-        kind = cache_settings.check_kind(**_with_defaults(KVCache, makes))
+        kind = cache_settings.check_settings(**_with_defaults(KVCache, makes))
         # One page has as many tokens.
         pages = no_pages(kind.batch, 1, kind.batch, kind.capacity, kind.most)
         if full:
@@ -227,13 +227,18 @@ def of_cache(check: Callable[..., Results], full: bool) -> Callable[..., Results
     return made
 
 
-def _lengths(kind: Kind) -> Results:
+def _lengths(kind: CacheSettings) -> Results:
     """What methods that change a cache leave."""
     return {"cache.lengths": ((kind.batch,), "(batch,)")}
 
 
 def append(
-    kind: Kind, pages: Pages, key: Any, value: Any, lengths: Any = None, num_threads: Any = None
+    kind: CacheSettings,
+    pages: Pages,
+    key: Any,
+    value: Any,
+    lengths: Any = None,
+    num_threads: Any = None,
 ) -> Results:
     """`KVCache.append` as far as checks go."""
     resolve_threads(num_threads)
@@ -241,7 +246,7 @@ def append(
     return _lengths(kind)
 
 
-def attend(kind: Kind, pages: Pages, out: Any = None, **arguments: Any) -> Results:
+def attend(kind: CacheSettings, pages: Pages, out: Any = None, **arguments: Any) -> Results:
     """`KVCache.attend` as far as checks go."""
     arguments = _with_defaults(partial(KVCache.attend, None), arguments)
     threads = resolve_threads(arguments.pop("num_threads"))
@@ -257,13 +262,13 @@ def attend(kind: Kind, pages: Pages, out: Any = None, **arguments: Any) -> Resul
     return {"output": output, "weights": (tuple(sizes.values()), in_words(tuple(sizes)))}
 
 
-def truncate(kind: Kind, pages: Pages, lengths: Any) -> Results:
+def truncate(kind: CacheSettings, pages: Pages, lengths: Any) -> Results:
     """`KVCache.truncate` as far as checks go."""
     cache_checks.check_kept(kind, pages, lengths)
     return _lengths(kind)
 
 
-def reorder(kind: Kind, pages: Pages, batch_index: Any) -> Results:
+def reorder(kind: CacheSettings, pages: Pages, batch_index: Any) -> Results:
     """`KVCache.reorder` as far as checks go."""
     cache_checks.check_order(kind, batch_index)
     return _lengths(kind)

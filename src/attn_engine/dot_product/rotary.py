@@ -10,8 +10,8 @@ from numpy.typing import ArrayLike
 from ..inputs.arrays import as_floats, as_integers, compute_type, native
 from ..inputs.call import check_out
 from ..inputs.options import check_flag, check_integer, check_range
-from ..shapes.search import Call
-from ..shapes.signature import Form
+from ..shapes.search import ShapeProblem
+from ..shapes.signature import Signature
 from ..shapes.single import wrong_shape
 from ..shapes.words import Shape, ShapeError, batch_words, named_axes, pieces
 
@@ -190,9 +190,9 @@ def _check_rows(tables: dict[str, Shape], shape: Shape, half: int) -> None:
     batch = batch_words(len(shape) - 3)
     words, heads = ("n", "rotary_dim / 2"), ("n_heads",) * (len(shape) > 2)
     x = (*batch, *heads, "n", "d")
-    forms = [Form({"x": x, "cos": axes, "sin": axes}) for axes in (words, (*batch, *words))]
+    forms = [Signature({"x": x, "cos": axes, "sin": axes}) for axes in (words, (*batch, *words))]
     columns = {"rotary_dim / 2": half}
-    call = Call({"x": shape, **tables}, forms, columns | {"d": shape[-1]}, f"x {shape}")
+    call = ShapeProblem({"x": shape, **tables}, forms, columns | {"d": shape[-1]}, f"x {shape}")
     if call.fits():
         return
     if error := _wrong_x(shape, tables["cos"]) or call.repaired():
