@@ -246,7 +246,12 @@ def attention(
         0,
         cache=(pages.table, pages.size, *pools[2:], n_kv),
     )
-    check_out(out, shape, dtype, {"query": query, "attn_mask": mask}, "(batch, n_heads, n_q, d_v)")
+    if out is not None:
+        inputs = {
+            "query": query, "attn_mask": mask, "query_lengths": query_lengths, "sinks": sinks,
+            "alibi_slopes": alibi_slopes,
+        }  # fmt: skip
+        check_out(out, shape, dtype, inputs, "(batch, n_heads, n_q, d_v)")
 
     # All is checked: now copies of what the core cannot read, and room for what it writes.
     if dtype == compute:

@@ -99,10 +99,15 @@ def attention(
         *check_segments(segment_ids, batch, n_q, n_kv),
         *check_dropout(dropout_p, dropout_seed),
     )
-    inputs = {"query": query, "key": key, "value": value, "attn_mask": mask}
-    check_out(
-        out, shape, dtype, inputs, f"(..., {'n_q, n_heads' if bshd else 'n_heads, n_q'}, d_v)"
-    )
+    if out is not None:
+        inputs = {
+            "query": query, "key": key, "value": value, "attn_mask": mask, "sinks": sinks,
+            "alibi_slopes": alibi_slopes, "query_lengths": query_lengths,
+            "key_lengths": key_lengths, "segment_ids": segment_ids, "causal_offset": causal_offset,
+        }  # fmt: skip
+        check_out(
+            out, shape, dtype, inputs, f"(..., {'n_q, n_heads' if bshd else 'n_heads, n_q'}, d_v)"
+        )
 
     # All is checked: now copies of what the core cannot read, and room for what it writes.
     query, key, value = [raw(walkable(flat(tensor, 3))) for tensor in tensors]

@@ -91,7 +91,8 @@ def rotary_embedding(
     half = _half(rotary_dim, x.shape[-1])
     dtype, compute = native(x.dtype), compute_type(x.dtype)
     positions = _check_tables(tables, position_ids, x.shape, half)
-    check_out(out, x.shape, dtype, {"x": x, **tables}, "that of x")
+    inputs = {"x": x, **tables, "position_ids": position_ids}
+    check_out(out, x.shape, dtype, inputs, "that of x")
 
     cos, sin = (_rows(table, positions, x.ndim, compute) for table in tables.values())
     cos, sin = (np.broadcast_to(table, (*x.shape[:-1], half)) for table in (cos, sin))

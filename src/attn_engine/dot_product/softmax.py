@@ -103,12 +103,15 @@ def prepare(scores: Any, mask: Any, lengths: Any, axis: Any, out: Any, threads: 
     moved = np.moveaxis(scores, axis, -1)
     *leading, n = moved.shape
     rows = prod(leading)
+    given = lengths
     if lengths is not None:
         lengths = as_integers("lengths", lengths)
         axes = tuple(f"axis {i}" for i in range(scores.ndim) if i != axis % scores.ndim)
         check_broadcast("lengths", lengths.shape, "rows", tuple(leading), axes)
         check_range("lengths", lengths, n)
-    check_out(out, shape, dtype, {"scores": scores, "mask": mask}, "that of scores")
+    check_out(
+        out, shape, dtype, {"scores": scores, "mask": mask, "lengths": given}, "that of scores"
+    )
 
     if lengths is not None:
         lengths = np.broadcast_to(lengths, leading).astype(np.int64).reshape(rows)

@@ -67,8 +67,13 @@ def packed_attention(
         int(n_q.max(initial=0)),
         int(n_kv.max(initial=0)),
     )
-    inputs = {"query": query, "key": key, "value": value}
-    check_out(out, shape, dtype, inputs, "(total_q, n_heads, d_v)")
+    if out is not None:
+        inputs = {
+            "query": query, "key": key, "value": value, "cu_seqlens_q": cu_seqlens_q,
+            "cu_seqlens_k": cu_seqlens_k, "causal_offset": causal_offset, "sinks": sinks,
+            "alibi_slopes": alibi_slopes,
+        }  # fmt: skip
+        check_out(out, shape, dtype, inputs, "(total_q, n_heads, d_v)")
 
     query, key, value = [raw(walkable(tensor)) for tensor in tensors]
     output, target, spill = destination(out, shape, dtype, shape)

@@ -1,12 +1,13 @@
 """Where results go: the caller's `out`, checked, and arrays in the few axes that the core takes."""
 
+from collections.abc import Iterator
 from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..shapes.words import Shape, ShapeError
-from .arrays import is_walkable, overlap, overlaps_itself
+from .arrays import as_array, is_walkable, overlap, overlaps_itself
 
 
 class Problem(NamedTuple):
@@ -28,9 +29,12 @@ class Problem(NamedTuple):
 
 
 def check_out(
-    out: Any, shape: Shape, dtype: np.dtype, inputs: dict[str, np.ndarray | None], axes: str
+    out: Any, shape: Shape, dtype: np.dtype, inputs: dict[str, Any], axes: str
 ) -> None:
-    """Check that `out` can take the result without touching an input; `axes` name `shape`."""
+    """Check that `out` can take the result without touching an input; `axes` name `shape`.
+
+    `inputs` are arrays, or arguments as they came that have been checked.
+    """
     if out is None:
         return
     if not isinstance(out, np.ndarray) or isinstance(out, np.ma.MaskedArray):
@@ -52,9 +56,18 @@ def check_out(
         raise ValueError(
             "out: its elements share memory (a broadcast or overlapping view); pass a real array"
         )
-    for name, array in inputs.items():
-        if array is not None and overlap(out, array):
+    for name, value in inputs.items():
+        if any(overlap(out, array) for array in _arrays_in(name, value)):
             raise ValueError(f"out: shares memory with {name}; pass an array of its own")
+
+
+def _arrays_in(name: str, value: Any) -> Iterator[np.ndarray]:
+    """The arrays that an argument is, or holds."""
+    if type(value) in (list, tuple):
+        for each in value:
+            yield from _arrays_in(name, each)
+    elif value is not None and not isinstance(value, (str, int, float)):
+        yield as_array(name, value)
 
 
 def destination(

@@ -165,8 +165,8 @@ def additive(
     lengths = check_key_lengths(key_lengths, s)
     if out is not None:
         inputs = {"query": s.query, "keys": s.keys, "values": s.values, "mask": mask}
-        inputs |= {"bias": bias, "location": location}
-        inputs |= dict(zip(names, (W_a, U_a, v), strict=True))
+        inputs |= {"bias": bias, "location": location, "v_scale": v_scale} | matrices
+        inputs |= {"key_lengths": key_lengths}
         check_out(out, s.context_shape, native(s.query.dtype), inputs, s.context_axes)
     arguments = s, prepared, W_a, U_a, v, bias, location, mask, lengths, heads
     return _additive_problem(*arguments, out, threads)

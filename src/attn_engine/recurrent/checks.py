@@ -185,6 +185,7 @@ def _multiplicative(
     lengths = check_key_lengths(key_lengths, s)
     if out is not None:
         inputs = {"query": s.query, "keys": s.keys, "values": s.values, "mask": mask, "W": matrix}
+        inputs |= {"key_lengths": key_lengths}
         check_out(out, shape, dtype, inputs, s.context_axes)
 
     computed = dtype if matrix is None else compute_type(dtype)
