@@ -141,7 +141,7 @@ def test_inputs_stay_and_foreign_byte_order_is_read(dtype):
 
 O, L = np.ones((4, 5, 3), np.float32), np.ones((4, 5), np.float32)
 BROKEN = {
-    "no parts": (ValueError, ([], []), "lses: 0 parts but outputs has 0"),
+    "no parts": (ValueError, ([], []), "outputs: got no parts, expected at least one"),
     "counts": (ValueError, ([O, O], [L]), "lses: 1 parts but outputs has 2, expected one for each"),
     "shape": (ValueError, ([O, O[:3]], [L, L]), "outputs[1]: shape (3, 5, 3) but outputs[0] has"),
     "lse shape": (ValueError, ([O, O], [L, L.T]), "lses[1]: shape (5, 4), expected (4, 5)"),

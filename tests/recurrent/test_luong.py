@@ -140,8 +140,8 @@ def test_monotonic_edges():
 
 
 BROKEN = {
-    "range": (ValueError, ([1.5], [1.0]), "p_choose: expected probabilities, from 0 to 1"),
-    "nan": (ValueError, ([np.nan], [1.0]), "p_choose: expected probabilities"),
+    "range": (ValueError, ([1.5], [1.0]), "p_choose: got 1.5 at index 0, expected"),
+    "nan": (ValueError, ([np.nan], [1.0]), "p_choose: got nan at index 0, expected"),
     "shapes": (ValueError, ([0.5, 0.5], [1.0]), "previous_alignment: shape (1,), expected that"),
     "number": (ValueError, (0.5, 1.0), "p_choose: a single number"),
     "mode": (ValueError, ([0.5], [1.0], "soft"), "mode: got 'soft', expected"),

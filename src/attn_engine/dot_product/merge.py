@@ -111,10 +111,11 @@ def check_parts(outputs: Any, lses: Any, bshd: bool) -> tuple[list[np.ndarray], 
             raise TypeError(f"{name}: got {type(parts).__name__}, expected a sequence of arrays")
     outputs = [as_floats(f"outputs[{i}]", output) for i, output in enumerate(outputs)]
     lses = [as_floats(f"lses[{i}]", lse) for i, lse in enumerate(lses)]
-    if not outputs or len(outputs) != len(lses):
+    if not outputs:
+        raise ValueError("outputs: got no parts, expected at least one array of outputs")
+    if len(outputs) != len(lses):
         raise ValueError(
-            f"lses: {len(lses)} parts but outputs has {len(outputs)}, expected one for each output "
-            f"and at least one part"
+            f"lses: {len(lses)} parts but outputs has {len(outputs)}, expected one for each output"
         )
     first = outputs[0]
     if first.ndim < 2:

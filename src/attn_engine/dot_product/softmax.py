@@ -45,8 +45,8 @@ def softmax(
     scores : array_like, at least one axis
         float16, bfloat16 (of ml_dtypes), float32 or float64.
     mask : array_like, optional
-        Broadcastable to the shape of `scores`. Boolean: True = visible. Floating: added to the
-        scores; only -inf hides.
+        Broadcastable to the shape of `scores`. Boolean: True = visible. Floating, also a scalar of
+        NumPy: added to the scores; only -inf hides.
     lengths : array_like of int, optional
         Broadcastable to the shape of `scores` without `axis`: entries from there on are hidden.
     axis : int
@@ -60,7 +60,8 @@ def softmax(
     -------
     weights : ndarray, shape and dtype of `scores`
         Hidden entries are 0, visible ones of a row sum to 1; a row with nothing visible is all 0,
-        and one that sees NaN is NaN throughout.
+        and one that sees NaN is NaN throughout. A score of -inf counts as hidden: a row of them
+        alone is all 0.
 
     Raises
     ------

@@ -28,9 +28,7 @@ class Problem(NamedTuple):
         return self.spill
 
 
-def check_out(
-    out: Any, shape: Shape, dtype: np.dtype, inputs: dict[str, Any], axes: str
-) -> None:
+def check_out(out: Any, shape: Shape, dtype: np.dtype, inputs: dict[str, Any], axes: str) -> None:
     """Check that `out` can take the result without touching an input; `axes` name `shape`.
 
     `inputs` are arrays, or arguments as they came that have been checked.
