@@ -7,6 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from support.oracle import assert_same_bits, compute_type
+from support.variants import semantic
 
 import attn_engine
 from attn_engine import scaled_dot_product_attention as attention
@@ -62,6 +63,7 @@ def test_scores_at_both_ends_meet(isa, wide, n_q, largest):
     assert (output == 2).all() and (weights == [0, 1, 0]).all()
 
 
+@semantic
 @pytest.mark.parametrize("sign", [1, -1])
 def test_huge_biases_that_differ_stay_different(isa, dtype, n_q, sign):
     compute = np.finfo(compute_type(dtype)).max
@@ -91,6 +93,7 @@ def test_lse_of_a_row_with_only_a_sink_is_the_sink(isa, wide, n_q, largest, shar
     assert (result.output == 0).all()
 
 
+@semantic
 def test_a_row_whose_visible_scores_all_overflow_is_no_empty_row(isa, dtype, n_q):
     """Row 0 sees keys beyond the range alone, row 1 one in range too, row 2 nothing at all."""
     n_q = max(n_q, 3)

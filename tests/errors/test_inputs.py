@@ -8,19 +8,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 from numpy.lib.stride_tricks import as_strided
-from support.messages import check_message, ones
+from support.messages import ones, refuses
 from support.oracle import assert_same_bits
+from support.variants import semantic
 
 import attn_engine
 from attn_engine import KVCache, merge_attention, softmax
 from attn_engine import scaled_dot_product_attention as attention
-
-
-def refuses(kind, phrases, function, *arguments, **options):
-    with pytest.raises(kind) as error:
-        function(*arguments, **options)
-    check_message(error, phrases)
-
 
 # --- views that repeat memory ---------------------------------------------------------------------
 
@@ -214,6 +208,7 @@ def test_an_lse_that_marks_an_empty_row_by_inf_is_refused():
     )  # fmt: skip
 
 
+@semantic
 @pytest.mark.parametrize("options", [{"mask": [[True, True, False, False]]}, {"lengths": [2]}])
 def test_a_row_of_softmax_that_sees_nan_is_nan_throughout(isa, dtype, options):
     options = {name: np.array(value) for name, value in options.items()}
@@ -379,13 +374,3 @@ def test_the_limits_of_offsets_and_slopes_stand_in_the_docstring_and_are_taken(f
     assert (function(x, x, x, *starts, alibi_slopes=np.full(heads, 2.0**64)) == 1).all()
     kind = "alibi_slopes: got 3.6893488147419103e+19"
     refuses(ValueError, [kind], function, x, x, x, *starts, alibi_slopes=np.full(heads, 2.0**65))
-
-
-def test_a_tensor_without_numbers_is_not_sent_to_the_cpu():
-    torch = pytest.importorskip("torch", reason="torch is not installed: NOTHING is tested of it")
-    meta = torch.zeros((3, 8), device="meta")
-    for tensor in (meta, meta.requires_grad_()):
-        with pytest.raises(TypeError) as error:
-            attention(X, tensor, X)
-        check_message(error, ["key: the tensor is on torch's meta device", "diagnose"])
-        assert ".cpu()" not in str(error.value)

@@ -65,7 +65,11 @@ def shown_value(value: Any) -> str:
         text = repr(value)
     except ValueError:  # Python refuses to write integers of thousands of digits
         text = ""
-    return text if 0 < len(text) < 50 else f"an object of type {type(value).__name__}"
+    return (
+        text
+        if 0 < len(text) < 50 and "\n" not in text
+        else f"an object of type {type(value).__name__}"
+    )
 
 
 def check_layout(layout: Any) -> bool:
