@@ -288,6 +288,15 @@ def prepared_mask(mask: np.ndarray, compute: np.dtype) -> np.ndarray:
         return mask.astype(compute)
 
 
+def first_of(bad: np.ndarray) -> tuple[tuple[int, ...] | None, str]:
+    """Index of the first True and the words for it; None if there is none."""
+    if not bad.any():
+        return None, ""
+    where = tuple(int(i) for i in np.argwhere(bad)[0])
+    place = f" at index {where[0] if len(where) == 1 else where}" if where else ""
+    return where, place
+
+
 def overlaps_itself(array: np.ndarray) -> bool:
     """Whether two elements of an array share memory."""
     if array.flags.c_contiguous or not array.size:

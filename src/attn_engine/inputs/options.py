@@ -14,7 +14,16 @@ import numpy as np
 from .._core import UNBOUNDED, Limits
 from ..shapes.single import wrong_shape
 from ..shapes.words import Shape, ShapeError, batch_words, in_words
-from .arrays import LARGEST, SMALLEST, as_array, as_floats, as_integers, distinct, rounded_to
+from .arrays import (
+    LARGEST,
+    SMALLEST,
+    as_array,
+    as_floats,
+    as_integers,
+    distinct,
+    first_of,
+    rounded_to,
+)
 
 # No axis of an array in memory is longer: a wider window is no limit, and sums cannot overflow.
 _LONGEST = 2**48
@@ -330,15 +339,6 @@ def check_range(name: str, numbers: np.ndarray, highest: int, what: str = "") ->
     if lowest < 0 or largest > highest:
         where, place = first_of((numbers < 0) | (numbers > highest))
         raise ValueError(f"{name}: got {numbers[where]}{place}, expected 0 to {highest}{what}")
-
-
-def first_of(bad: np.ndarray) -> tuple[tuple[int, ...] | None, str]:
-    """Index of the first True and the words for it; None if there is none."""
-    if not bad.any():
-        return None, ""
-    where = tuple(int(i) for i in np.argwhere(bad)[0])
-    place = f" at index {where[0] if len(where) == 1 else where}" if where else ""
-    return where, place
 
 
 def _causal_offset(value: Any, batch: Shape, bottom_right: int | np.ndarray) -> int | np.ndarray:

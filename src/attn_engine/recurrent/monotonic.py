@@ -7,8 +7,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..inputs.arrays import as_floats, check_same_dtype, compute_type, distinct, native, rounded_to
-from ..inputs.options import first_of
+from ..inputs.arrays import (
+    as_floats,
+    check_same_dtype,
+    compute_type,
+    distinct,
+    first_of,
+    native,
+    rounded_to,
+)
 from ..shapes.single import wrong_shape
 from ..shapes.words import ShapeError, batch_words, in_words
 
