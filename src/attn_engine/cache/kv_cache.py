@@ -107,14 +107,9 @@ class KVCache:
     ((1, 8, 1, 64), array([11]))
     """
 
-    batch, n_kv_heads, d_qk, d_v, capacity = (
-        ReadOnly(),
-        ReadOnly(),
-        ReadOnly(),
-        ReadOnly(),
-        ReadOnly(),
-    )
-    dtype, storage, window, page_size = ReadOnly(), ReadOnly(), ReadOnly(), ReadOnly()
+    batch, n_kv_heads, d_qk, d_v = ReadOnly(), ReadOnly(), ReadOnly(), ReadOnly()
+    capacity, dtype, storage, window = ReadOnly(), ReadOnly(), ReadOnly(), ReadOnly()
+    page_size = ReadOnly()
 
     def __init__(
         self,

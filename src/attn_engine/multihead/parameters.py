@@ -172,14 +172,8 @@ class MultiheadParameters:
     """
 
     embed_dim, num_heads, num_kv_heads, head_dim = ReadOnly(), ReadOnly(), ReadOnly(), ReadOnly()
-    kdim, vdim, bias, add_bias_kv, add_zero_attn = (
-        ReadOnly(),
-        ReadOnly(),
-        ReadOnly(),
-        ReadOnly(),
-        ReadOnly(),
-    )
-    batch_first, dtype = ReadOnly(), ReadOnly()
+    kdim, vdim, bias, add_bias_kv = ReadOnly(), ReadOnly(), ReadOnly(), ReadOnly()
+    add_zero_attn, batch_first, dtype = ReadOnly(), ReadOnly(), ReadOnly()
     dropout, training = Validated(check_share), Validated(check_flag)
 
     def __init__(
