@@ -107,9 +107,8 @@ class KVCache:
     ((1, 8, 1, 64), array([11]))
     """
 
-    batch, n_kv_heads, d_qk, d_v = ReadOnly(), ReadOnly(), ReadOnly(), ReadOnly()
-    capacity, dtype, storage, window = ReadOnly(), ReadOnly(), ReadOnly(), ReadOnly()
-    page_size = ReadOnly()
+    batch, n_kv_heads, d_qk, d_v, capacity = (ReadOnly() for _ in range(5))
+    dtype, storage, window, page_size = (ReadOnly() for _ in range(4))
 
     def __init__(
         self,
