@@ -7,8 +7,8 @@
 #ifndef ATTN_SCORE_H
 #define ATTN_SCORE_H
 
-#include "attn_engine.h"
-#include "tanh.h"
+#include "engine/attn_engine.h"
+#include "vocabulary/tanh.h"
 
 typedef struct score_fn { /* of one batch entry and head */
     bool any;

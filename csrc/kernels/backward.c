@@ -19,7 +19,7 @@
  * neither on threads nor on how tasks were cut; nobody else writes what a task adds to.
  *
  * Sources: Dao et al. 2022, algorithm 4 (tiles); Dao 2023, section 3 (D, lse). */
-#include "backward_tile.h"
+#include "kernels/backward_tile.h"
 
 /* Of batch entries, heads, rounds of BACKWARD_PANELS query blocks, and key blocks. */
 typedef struct task_range {

@@ -11,14 +11,14 @@
  * Splits are multiples of SPLIT_KV from key 0 and are always kept apart; one that sees nothing
  * leaves (-inf, 0, 0), an exact identity. So no bit depends on threads, batch, heads or hidden
  * keys. Scores are dot products along d (lanes), each summed by the same tree. */
-#include "internal.h"
-#include "simd.h"
-#include "exp.h"
-#include "dropout.h"
-#include "mask.h"
-#include "score.h"
-#include "cache.h"
-#include "stream.h"
+#include "engine/internal.h"
+#include "vocabulary/simd.h"
+#include "vocabulary/exp.h"
+#include "kernels/dropout.h"
+#include "kernels/mask.h"
+#include "kernels/score.h"
+#include "kernels/cache.h"
+#include "vocabulary/stream.h"
 
 /* One split of one kv head. */
 typedef struct split {

@@ -12,8 +12,8 @@
 #ifndef ATTN_MASK_H
 #define ATTN_MASK_H
 
-#include "attn_engine.h"
-#include "watch.h"
+#include "engine/attn_engine.h"
+#include "engine/watch.h"
 
 typedef struct key_range {
     int64_t begin, end;

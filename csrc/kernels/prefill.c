@@ -19,7 +19,7 @@
  * 16^(m_block - m) / l.
  *
  * Sources: Milakov and Gimelshein 2018 (online softmax), Dao et al. 2022 (tiling). */
-#include "finish.h"
+#include "kernels/final_scores.h"
 
 /* Units of ln 16 that a row's scores may climb above its reference maximum. */
 #define LAZY REAL(2.0)

@@ -3,8 +3,8 @@
  *
  * Block and split sizes follow from head sizes and tier alone, so that results do not depend on
  * anything else. Threads and task order are free to follow the work: they change no bit. */
-#include "internal.h"
-#include "mask.h"
+#include "engine/internal.h"
+#include "kernels/mask.h"
 
 /* Products of an element pair (prefill), elements read (decode), elements (softmax) below which a
  * second thread costs more than it saves: about 20 us of work. */

@@ -5,7 +5,7 @@
  * the calling thread keeps between calls: after the first call of a size nothing is allocated. One
  * parallel region per call, none at all for one thread. */
 #define _GNU_SOURCE
-#include "internal.h"
+#include "engine/internal.h"
 
 #include <pthread.h>
 #include <setjmp.h>

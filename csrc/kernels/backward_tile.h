@@ -4,8 +4,8 @@
 #ifndef ATTN_BACKWARD_TILE_H
 #define ATTN_BACKWARD_TILE_H
 
-#include "finish.h"
-#include "gradient.h"
+#include "kernels/final_scores.h"
+#include "vocabulary/gradient_tiles.h"
 
 enum { TO_QUERIES = 1, TO_KEYS = 2, TO_MASK = 4, TO_ROWS = 8, TO_PARTS = 16 };
 

@@ -15,11 +15,11 @@
  * exponentials, sum; then the values, in chains of VALUE_KEYS.
  *
  * Sources: Bahdanau, Cho and Bengio 2014 (the score). */
-#include "internal.h"
-#include "simd.h"
-#include "factored.h"
-#include "mask.h"
-#include "tiles.h"
+#include "engine/internal.h"
+#include "vocabulary/simd.h"
+#include "vocabulary/tanh_sum.h"
+#include "kernels/mask.h"
+#include "vocabulary/tiles.h"
 
 #define CHUNK 16             /* elements of d_qk in one short sum, even */
 #define ROWS 4               /* queries that share the keys they load */

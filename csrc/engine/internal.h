@@ -6,8 +6,8 @@
 #ifndef ATTN_INTERNAL_H
 #define ATTN_INTERNAL_H
 
-#include "attn_engine.h"
-#include "watch.h"
+#include "engine/attn_engine.h"
+#include "engine/watch.h"
 
 /* A call with at most this many queries runs the decode kernel. n_q alone decides, so that a row's
  * bits do not depend on batch, heads, lengths or threads. */

@@ -1,16 +1,16 @@
 /* What a prefill task works on: BLOCK_Q queries of one head, where they lie, what masks and scores
  * them, and its scratch; and how queries and awkward rows are brought into it. */
-#ifndef ATTN_BLOCK_H
-#define ATTN_BLOCK_H
+#ifndef ATTN_QUERY_BLOCK_H
+#define ATTN_QUERY_BLOCK_H
 
-#include "internal.h"
-#include "simd.h"
-#include "exp.h"
-#include "dropout.h"
-#include "mask.h"
-#include "score.h"
-#include "cache.h"
-#include "tiles.h"
+#include "engine/internal.h"
+#include "vocabulary/simd.h"
+#include "vocabulary/exp.h"
+#include "kernels/dropout.h"
+#include "kernels/mask.h"
+#include "kernels/score.h"
+#include "kernels/cache.h"
+#include "vocabulary/tiles.h"
 
 typedef struct block { /* what a task works on */
     const attn_problem *p;

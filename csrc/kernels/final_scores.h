@@ -1,10 +1,10 @@
 /* From raw scores to final ones, and to weights after dropout, for a block of BLOCK_Q queries along
  * the lanes: score functions, then masks, applied where a tile needs them. Scores are in units of
  * ln 16. */
-#ifndef ATTN_FINISH_H
-#define ATTN_FINISH_H
+#ifndef ATTN_FINAL_SCORES_H
+#define ATTN_FINAL_SCORES_H
 
-#include "block.h"
+#include "kernels/query_block.h"
 
 /* The dense mask for one vector of queries and a run of keys: bits where it is bool and dense along
  * the keys, else biases, one vector per key. */
