@@ -5,7 +5,7 @@
 #ifndef ATTN_CHECK_H
 #define ATTN_CHECK_H
 
-#include "internal.h"
+#include "engine/internal.h"
 
 /* ---- groups: one line of output each (check_kernels.c) --------------------------------------- */
 

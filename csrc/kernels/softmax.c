@@ -1,10 +1,10 @@
 /* Masked row softmax alone: out = exp(s - max s) / sum exp(s - max s) over the visible entries of a
  * row. A task is SOFTMAX_ROWS rows. Hidden entries (mask, length) get 0; a row with none visible
  * all 0. */
-#include "internal.h"
-#include "simd.h"
-#include "exp.h"
-#include "mask.h"
+#include "engine/internal.h"
+#include "vocabulary/simd.h"
+#include "vocabulary/exp.h"
+#include "kernels/dense.h"
 
 /* Scores of one row from column j on, hidden lanes -inf; a quarter of each, so that the sum of a
  * finite score and a finite bias stays finite. */

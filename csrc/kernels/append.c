@@ -3,9 +3,9 @@
  * A task is one kv head of one entry. Every token is converted alone, so nothing that is stored
  * depends on how tokens came in. int8: a token's numbers of one head share the scale max|x| / 127
  * and are off by half of it at most; the scale of a token that is not finite is NaN. */
-#include "internal.h"
-#include "simd.h"
-#include "cache.h"
+#include "engine/internal.h"
+#include "vocabulary/simd.h"
+#include "kernels/cache.h"
 
 typedef struct slot_writer { /* one kv head of one entry */
     const attn_append_problem *p;

@@ -6,9 +6,9 @@
 #ifndef ATTN_ADDITIVE_TILE_H
 #define ATTN_ADDITIVE_TILE_H
 
-#include "attn_engine.h"
-#include "factored.h"
-#include "tiles.h"
+#include "engine/attn_engine.h"
+#include "vocabulary/tanh_sum.h"
+#include "vocabulary/tiles.h"
 
 #define ROWS TILE_DV     /* queries whose sums stay in registers */
 #define SPAN (2 * LANES) /* columns that are worked on together */

@@ -1,6 +1,6 @@
 /* How many threads a call may use, and what OpenMP there is. */
 #define _GNU_SOURCE
-#include "internal.h"
+#include "engine/internal.h"
 
 #include <sched.h>
 #include <stdatomic.h>

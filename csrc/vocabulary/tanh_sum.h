@@ -3,10 +3,10 @@
  *   tanh(q + k) = 1 - 2 / (1 + Q K)     Q = e^2q, K = e^2k
  *
  * while |q| + |k| < FACTORED_LIMIT, so that products of two such numbers cannot overflow. */
-#ifndef ATTN_FACTORED_H
-#define ATTN_FACTORED_H
+#ifndef ATTN_TANH_SUM_H
+#define ATTN_TANH_SUM_H
 
-#include "tanh.h"
+#include "vocabulary/tanh.h"
 
 #if LANES == 1 /* multiply-adds that are not fused lose the argument's low part */
 #define FACTORED_LIMIT REAL(2.0)

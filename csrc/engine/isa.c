@@ -1,6 +1,6 @@
 /* Which tiers this CPU can run, which one is chosen, and the registry of kernels: a table made from
  * lists.h, one slot per tier and storage type. Knows nothing of shapes. */
-#include "internal.h"
+#include "engine/internal.h"
 
 #include <stdatomic.h>
 

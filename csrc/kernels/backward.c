@@ -19,7 +19,7 @@
  * neither on threads nor on how tasks were cut; nobody else writes what a task adds to.
  *
  * Sources: Dao et al. 2022, algorithm 4 (tiles); Dao 2023, section 3 (D, lse). */
-#include "backward_tile.h"
+#include "kernels/backward_tile.h"
 
 /* Of batch entries, heads, rounds of BACKWARD_PANELS query blocks, and key blocks. */
 typedef struct task_range {
@@ -281,7 +281,7 @@ static void run(const attn_call *call, int64_t task, void *scratch) {
         .g = g, .p = &g->attention, .plan = call->plan, .shared = call->shared, .wanted = r.wanted};
     w.rows = lse_rows(w.p);
     w.gradients = (real *)scratch + s->gradients;
-    w.caps = (real *)scratch + s->caps;
+    w.derivatives = (real *)scratch + s->derivatives;
     w.scores_wanted = r.wanted & TO_MASK || (r.wanted & TO_KEYS && g->key.data) ||
                       (r.wanted & TO_QUERIES && (g->query.data || g->alibi_slopes));
     for (int64_t b = r.b0; b < r.b1; b++) {

@@ -8,8 +8,8 @@
 #ifndef ATTN_STREAM_H
 #define ATTN_STREAM_H
 
-#include "attn_engine.h"
-#include "tiles.h"
+#include "engine/attn_engine.h"
+#include "vocabulary/tiles.h"
 
 #define DOT_ROWS 4              /* query rows that share the keys they load */
 #define STREAM_DV (2 * TILE_DV) /* vectors of d_v in a value pass; half as many rows then */

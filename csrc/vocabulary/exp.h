@@ -7,7 +7,7 @@
 #ifndef ATTN_EXP_H
 #define ATTN_EXP_H
 
-#include "simd.h"
+#include "vocabulary/simd.h"
 
 /* q(f) = (2^f - 1) / f, highest power first: small relative error, which tanh needs too. */
 #ifdef ATTN_DTYPE_f64 /* degree 10, error 1.8e-17 before rounding */

@@ -2,8 +2,8 @@
 #ifndef ATTN_CACHE_H
 #define ATTN_CACHE_H
 
-#include "attn_engine.h"
-#include "simd.h"
+#include "engine/attn_engine.h"
+#include "vocabulary/simd.h"
 
 /* The slot of position j: one number that finds its value, its scales, and the tile of its key. */
 INLINE int64_t cache_slot(const attn_cache *c, int64_t n_kv_heads, int64_t batch, int64_t head,

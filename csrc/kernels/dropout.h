@@ -6,8 +6,8 @@
 #ifndef ATTN_DROPOUT_H
 #define ATTN_DROPOUT_H
 
-#include "attn_engine.h"
-#include "simd.h"
+#include "engine/attn_engine.h"
+#include "vocabulary/simd.h"
 
 INLINE uint32_t
 mix(uint32_t x) { /* multiply and shift, twice, as in the finaliser of MurmurHash3 */

@@ -7,7 +7,7 @@
 #ifndef ATTN_TANH_H
 #define ATTN_TANH_H
 
-#include "exp.h"
+#include "vocabulary/exp.h"
 
 #ifdef ATTN_DTYPE_f64
 #define TWO_LOG2E 0x1.71547652b82fep+1

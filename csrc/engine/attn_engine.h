@@ -16,7 +16,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "lists.h"
+#include "engine/lists.h"
 
 #define ATTN_ENUM(name, ...) ATTN_ISA_##name,
 typedef enum attn_isa { ATTN_ISAS(ATTN_ENUM) ATTN_ISA_COUNT } attn_isa;

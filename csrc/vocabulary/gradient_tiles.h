@@ -3,10 +3,10 @@
  *
  * Every product is a chain of fused multiply-adds of its own, in index order, and is then added to
  * what earlier blocks left: a number's bits depend on the blocks alone. */
-#ifndef ATTN_GRADIENT_H
-#define ATTN_GRADIENT_H
+#ifndef ATTN_GRADIENT_TILES_H
+#define ATTN_GRADIENT_TILES_H
 
-#include "tiles.h"
+#include "vocabulary/tiles.h"
 
 /* out[j][lane] for n rows of d reals against `vecs` vectors of a panel's lanes. out has room for n
  * rows rounded up to TILE_KEYS. */

@@ -18,10 +18,10 @@
  * bits do not depend on threads. A weight of 0 is taken for hidden: it gets and gives exactly 0.
  *
  * Sources: Bahdanau, Cho and Bengio 2014 (the score). */
-#include "internal.h"
-#include "additive_tile.h"
-#include "gradient.h"
-#include "stream.h"
+#include "engine/internal.h"
+#include "kernels/additive_tile.h"
+#include "vocabulary/gradient_tiles.h"
+#include "vocabulary/stream.h"
 
 typedef struct room {      /* for additive scores */
     real *q_exp, *k_exp;   /* spans x rows x SPAN: e^2q; ADDITIVE_KEYS x SPAN: e^2k, for one span */

@@ -7,9 +7,9 @@
 #ifndef ATTN_TILES_H
 #define ATTN_TILES_H
 
-#include "exp.h"
-#include "simd.h"
-#include "watch.h"
+#include "vocabulary/exp.h"
+#include "vocabulary/simd.h"
+#include "engine/watch.h"
 
 #define CHAIN 64                  /* elements of one lane in one chain */
 #define BLOCK_Q (TILE_QV * LANES) /* queries that a prefill task works on together */
