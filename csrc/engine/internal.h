@@ -7,13 +7,15 @@
 #define ATTN_INTERNAL_H
 
 #include "engine/attn_engine.h"
+#include "engine/operands.h"
 #include "engine/watch.h"
 
 #define DECODE_MAX_Q 4 /* queries of an entry that the decode kernel takes */
 /* Keys per split in decode: boundaries are multiples counted from key 0, whatever n_kv is. */
 #define SPLIT_KV 512
-#define MOST_LANES 16    /* of a vector, in any tier */
-#define PREFILL_BLOCKS 4 /* blocks of queries that share copies of keys and values */
+#define MOST_LANES 16     /* of a vector, in any tier */
+#define MOST_BLOCK_KV 128 /* keys of a block in prefill and backward */
+#define PREFILL_BLOCKS 4  /* blocks of queries that share copies of keys and values */
 #define PARTIAL_HEAD 16 /* a partial result's reals before its output, a whole line: see decode.c */
 #define SOFTMAX_ROWS 16 /* rows per task of the row softmax */
 #define ADDITIVE_BLOCK_Q 32 /* queries per task of additive attention */
@@ -31,6 +33,7 @@ typedef struct attn_scratch {
     int64_t block_max; /* key blocks x block_q: the maximum each block used (prefill, weights) */
     int64_t keys, values; /* dense copies of a key block, where it cannot be read in place;
                              additive: a tile of exponentials and one of keys */
+    int64_t weights;      /* prefill: as the second product reads them, if not as scores lie */
     int64_t hidden;       /* bytes, keys x block_q: which weights are hidden (guarded path) */
     int64_t dropped;      /* weights after dropout, as scores */
     int64_t gradients, derivatives; /* backward: of scores, of the score function, as scores */
@@ -51,7 +54,7 @@ typedef struct attn_plan {
     int64_t splits, rows;
     int64_t cells; /* decode, packed: tasks of a kv head, if not as many for each sequence */
     int64_t d_qk_padded, d_v_padded;
-    bool copy_keys, copy_values;
+    attn_operands operands;
     bool one_pass;   /* backward: a task is all of a kv head, so that nothing is computed twice */
     bool parts_only; /* backward: this run only fills attn_backward_problem.parts */
     int64_t key_tasks, query_tasks, mask_tasks; /* backward: of each kind, in this order */
@@ -76,6 +79,12 @@ typedef struct attn_kernel {
     void (*prepare)(const attn_call *call, int64_t task);
     void (*run)(const attn_call *call, int64_t task, void *scratch);
     void (*merge)(const attn_call *call, int64_t task); /* decode: joins a row's key splits */
+    /* NULL, or what each thread of a call does before its tasks and after them: for state that is
+     * the thread's, such as the shape of a matrix unit's tiles. Whatever poll() runs, runs
+     * outside. */
+    void (*enter)(void);
+    void (*leave)(void);
+    attn_operands (*operands)(const attn_problem *p); /* prefill, backward */
 } attn_kernel;
 
 #define ATTN_SLOT(kernel, ...) const attn_kernel *kernel;
@@ -131,7 +140,8 @@ static inline int64_t lse_rows(const attn_problem *p) {
     return p->n_heads * (p->query_starts ? p->query_starts[p->batch] : p->batch * p->n_q);
 }
 
-const attn_kernel_set *attn_kernels(attn_isa isa, attn_dtype dtype);
+/* The kernels that a tier runs for a storage type: its own, or those of the nearest tier before. */
+attn_kernel_set attn_kernels(attn_isa isa, attn_dtype dtype);
 int attn_real_bytes(attn_dtype dtype);
 int attn_stored_bytes(attn_dtype dtype);
 

@@ -1,5 +1,5 @@
 /* Which tiers this CPU can run, which one is chosen, and the registry of kernels: a table made from
- * lists.h, one slot per tier and storage type. Knows nothing of shapes. */
+ * lists.h, one slot per tier, storage type and kernel. Knows nothing of shapes. */
 #include "engine/internal.h"
 
 #include <stdatomic.h>
@@ -20,18 +20,25 @@ static bool cpu_has_avx512(void) {
            __builtin_cpu_supports("avx512dq");
 }
 #endif
+#ifdef ATTN_TEST_TIER
+static bool cpu_has_pairs(void) { return cpu_has_scalar(); }
+#endif
 
 #define DECLARE(kernel, dtype, isa) extern const attn_kernel attn_##kernel##_##dtype##_##isa;
 #define DECLARE_SET(dtype, stored, computed, isa) ATTN_KERNELS(DECLARE, dtype, isa)
 #define DECLARE_CACHE_SET(dtype, stored, computed, isa) ATTN_CACHE_KERNELS(DECLARE, dtype, isa)
 #define DECLARE_TIER(isa) ATTN_DTYPES(DECLARE_SET, isa) ATTN_CACHE_DTYPES(DECLARE_CACHE_SET, isa)
-ATTN_ISAS(DECLARE_TIER)
+ATTN_WHOLE_ISAS(DECLARE_TIER)
+ATTN_OVERRIDES(DECLARE)
 
 #define SLOT(kernel, dtype, isa) .kernel = &attn_##kernel##_##dtype##_##isa,
 #define SET(dtype, stored, computed, isa) {ATTN_KERNELS(SLOT, dtype, isa)},
 #define CACHE_SET(dtype, stored, computed, isa) {ATTN_CACHE_KERNELS(SLOT, dtype, isa)},
-#define TIER(isa) {ATTN_DTYPES(SET, isa) ATTN_CACHE_DTYPES(CACHE_SET, isa)},
-static const attn_kernel_set registry[ATTN_ISA_COUNT][ATTN_DTYPE_COUNT] = {ATTN_ISAS(TIER)};
+#define TIER(isa) [ATTN_ISA_##isa] = {ATTN_DTYPES(SET, isa) ATTN_CACHE_DTYPES(CACHE_SET, isa)},
+#define OVERRIDE(kernel, dtype, isa)                                                               \
+    [ATTN_ISA_##isa][ATTN_DTYPE_CODE_##dtype].kernel = &attn_##kernel##_##dtype##_##isa,
+static const attn_kernel_set registry[ATTN_ISA_COUNT][ATTN_DTYPE_COUNT] = {
+    ATTN_WHOLE_ISAS(TIER) ATTN_OVERRIDES(OVERRIDE)};
 
 #define ISA_NAME(isa) #isa,
 #define DTYPE_NAME(dtype, ...) #dtype,
@@ -63,6 +70,13 @@ attn_isa attn_get_isa(void) {
     return (attn_isa)chosen;
 }
 
-const attn_kernel_set *attn_kernels(attn_isa isa, attn_dtype dtype) {
-    return &registry[isa][dtype];
+attn_kernel_set attn_kernels(attn_isa isa, attn_dtype dtype) {
+    attn_kernel_set set = registry[isa][dtype];
+    for (int before = (int)isa - 1; before >= 0; before--) {
+#define INHERIT(kernel, ...)                                                                       \
+    if (!set.kernel) set.kernel = registry[before][dtype].kernel;
+        ATTN_KERNELS(INHERIT, )
+#undef INHERIT
+    }
+    return set;
 }

@@ -4,11 +4,28 @@
 #ifndef ATTN_LISTS_H
 #define ATTN_LISTS_H
 
-/* Tiers, plainest first: X(name). A later one is preferred where the CPU has it. */
-#ifdef __x86_64__
-#define ATTN_ISAS(X) X(scalar) X(avx2) X(avx512)
+/* Tiers, plainest first: X(name). A later one is preferred where the CPU has it. Whole ones compile
+ * every kernel; one that does not inherits what it lacks from the tier before, and has a row below
+ * for each kernel that it compiles itself. */
+#ifdef ATTN_TEST_TIER /* check_kernels has one that inherits: see tests/kernels/tiles_pairs.h */
+#define ATTN_TEST_ISAS(X) X(pairs)
 #else
-#define ATTN_ISAS(X) X(scalar)
+#define ATTN_TEST_ISAS(X)
+#endif
+#ifdef __x86_64__
+#define ATTN_WHOLE_ISAS(X) X(scalar) X(avx2) X(avx512)
+#define ATTN_ISAS(X) X(scalar) ATTN_TEST_ISAS(X) X(avx2) X(avx512)
+#else
+#define ATTN_WHOLE_ISAS(X) X(scalar)
+#define ATTN_ISAS(X) X(scalar) ATTN_TEST_ISAS(X)
+#endif
+
+/* What tiers that inherit compile themselves: X(kernel, storage type, tier). CMakeLists.txt has the
+ * same rows. */
+#ifdef ATTN_TEST_TIER
+#define ATTN_OVERRIDES(X) X(prefill, bf16, pairs)
+#else
+#define ATTN_OVERRIDES(X)
 #endif
 
 /* Storage types: X(name, bytes stored, bytes computed in, ...). */

@@ -19,7 +19,6 @@
 
 #define BACKWARD_KEYS 96 /* keys of a block in backward, fewer where heads are large */
 #define BACKWARD_KEY_REALS 24576
-#define MOST_BLOCK_KV 128     /* keys of a block in prefill */
 #define KEY_BLOCK_BYTES 24576 /* keys (or values) of one block: half of a 48 KiB L1 */
 
 static int64_t round_up_to(int64_t n, int64_t multiple) {
@@ -72,7 +71,7 @@ static void plan_prefill_tasks(const attn_problem *p, attn_plan *plan) {
     const int64_t threads = threads_for(visible_pairs(p, block_q) * p->n_heads * (p->d_qk + p->d_v),
                                         PREFILL_GRAIN, blocks, p->num_threads);
     plan->task_blocks = 1;
-    if ((plan->copy_keys || plan->copy_values) && !p->weights)
+    if ((plan->operands.copy_keys || plan->operands.copy_values) && !p->weights)
         plan->task_blocks = larger(1, smaller(PREFILL_BLOCKS, blocks / (4 * threads)));
     const int64_t task_q = plan->task_blocks * block_q;
     plan->q_tasks = p->query_starts ? cell_of(p->query_starts, p->batch, task_q)
@@ -83,7 +82,7 @@ static void plan_prefill_tasks(const attn_problem *p, attn_plan *plan) {
 
 static void plan_prefill(const attn_problem *p, attn_plan *plan) {
     const int64_t block_q = plan->kernel->block_q;
-    const bool widened = attn_stored_bytes(p->dtype) != plan->real_bytes;
+    const attn_operands operands = plan->operands = plan->kernel->operands(p);
     const int64_t row_bytes = larger(1, larger(p->d_qk, p->d_v)) * plan->real_bytes;
     plan->block_kv = larger(32, smaller(MOST_BLOCK_KV, KEY_BLOCK_BYTES / row_bytes / 8 * 8));
     _Static_assert(MOST_BLOCK_KV <= TILE_CLASS_MAX, "places in a block fit attn_tile_class");
@@ -99,8 +98,6 @@ static void plan_prefill(const attn_problem *p, attn_plan *plan) {
     }
     plan->first_block = smaller(plan->first_block, end);
     plan->key_blocks = end - plan->first_block;
-    plan->copy_keys = widened || p->cache;
-    plan->copy_values = widened || p->cache || plan->d_v_padded != p->d_v;
     plan->q_blocks = (p->n_q + block_q - 1) / block_q;
     plan_prefill_tasks(p, plan);
     if (p->mask.kind != ATTN_MASK_NONE) { /* looked through once per distinct slice */
@@ -114,13 +111,14 @@ static void plan_prefill(const attn_problem *p, attn_plan *plan) {
     /* the last score tile may write past the block's keys */
     const int64_t keys = p->weights ? round_up_to(p->n_kv, plan->block_kv) : plan->block_kv;
     const int64_t score_rows = keys + plan->kernel->tile_keys;
-    s->queries = take(&s->reals, p->d_qk * task_q);
+    s->queries = take(&s->reals, operands.query * task_q);
     s->scores = take(&s->reals, score_rows * block_q);
-    s->output = take(&s->reals, task_q * plan->d_v_padded);
+    s->weights = take(&s->reals, operands.weight * plan->block_kv * block_q);
+    s->output = take(&s->reals, operands.output * task_q);
     s->rows = take(&s->reals, 4 * task_q);
     s->block_max = take(&s->reals, p->weights ? keys / plan->block_kv * block_q : 0);
-    s->keys = take(&s->reals, plan->copy_keys ? plan->block_kv * plan->d_qk_padded : 0);
-    s->values = take(&s->reals, plan->copy_values ? plan->block_kv * plan->d_v_padded : 0);
+    s->keys = take(&s->reals, operands.copy_keys ? plan->block_kv * operands.key : 0);
+    s->values = take(&s->reals, operands.copy_values ? plan->block_kv * operands.value : 0);
     s->hidden = take(&s->reals, plan->block_kv * block_q / plan->real_bytes + 1);
     s->dropped = take(&s->reals, p->dropout_p != 0 ? plan->block_kv * block_q : 0);
 }
@@ -156,8 +154,8 @@ static void plan_decode(const attn_problem *p, attn_plan *plan) {
 
 attn_plan attn_plan_attend(const attn_problem *p, attn_method method) {
     const bool decode = method == ATTN_DECODE;
-    const attn_kernel_set *kernels = attn_kernels(attn_get_isa(), p->dtype);
-    attn_plan plan = {.kernel = decode ? kernels->decode : kernels->prefill,
+    const attn_kernel_set kernels = attn_kernels(attn_get_isa(), p->dtype);
+    attn_plan plan = {.kernel = decode ? kernels.decode : kernels.prefill,
                       .threads = 1,
                       .real_bytes = attn_real_bytes(p->dtype)};
     plan.d_qk_padded = round_up_to(p->d_qk, plan.kernel->lanes);
@@ -169,7 +167,7 @@ attn_plan attn_plan_attend(const attn_problem *p, attn_method method) {
 }
 
 attn_plan attn_plan_append(const attn_append_problem *p) {
-    attn_plan plan = {.kernel = attn_kernels(attn_get_isa(), p->dtype)->append,
+    attn_plan plan = {.kernel = attn_kernels(attn_get_isa(), p->dtype).append,
                       .real_bytes = attn_real_bytes(p->dtype),
                       .n_tasks = p->batch * p->n_kv_heads};
     int64_t tokens = 0;
@@ -180,7 +178,7 @@ attn_plan attn_plan_append(const attn_append_problem *p) {
 }
 
 attn_plan attn_plan_softmax(const attn_softmax_problem *p) {
-    attn_plan plan = {.kernel = attn_kernels(attn_get_isa(), p->dtype)->softmax,
+    attn_plan plan = {.kernel = attn_kernels(attn_get_isa(), p->dtype).softmax,
                       .real_bytes = attn_real_bytes(p->dtype),
                       .n_tasks = (p->rows + SOFTMAX_ROWS - 1) / SOFTMAX_ROWS};
     plan.threads = threads_for(p->rows * p->n, SOFTMAX_GRAIN, plan.n_tasks, p->num_threads);
@@ -189,7 +187,7 @@ attn_plan attn_plan_softmax(const attn_softmax_problem *p) {
 
 attn_plan attn_plan_additive(const attn_additive_problem *a) {
     const attn_problem *p = &a->attention;
-    attn_plan plan = {.kernel = attn_kernels(attn_get_isa(), p->dtype)->additive,
+    attn_plan plan = {.kernel = attn_kernels(attn_get_isa(), p->dtype).additive,
                       .threads = 1,
                       .real_bytes = attn_real_bytes(p->dtype)};
     const int64_t heads = p->batch * p->n_heads, rows = heads * p->n_q;
@@ -217,7 +215,7 @@ attn_plan attn_plan_additive(const attn_additive_problem *a) {
 
 attn_plan attn_plan_additive_keys(const attn_additive_problem *a) {
     const attn_problem *p = &a->attention;
-    attn_plan plan = {.kernel = attn_kernels(attn_get_isa(), p->dtype)->additive,
+    attn_plan plan = {.kernel = attn_kernels(attn_get_isa(), p->dtype).additive,
                       .real_bytes = attn_real_bytes(p->dtype),
                       .n_prepares = p->batch * ((p->n_kv + KEY_GROUP - 1) / KEY_GROUP)};
     plan.threads =
@@ -229,7 +227,7 @@ attn_plan attn_plan_additive_keys(const attn_additive_problem *a) {
  * threads busy, for each makes the gradients of scores again. */
 attn_plan attn_plan_additive_backward(const attn_additive_backward_problem *g) {
     const attn_problem *p = &g->additive.attention;
-    attn_plan plan = {.kernel = attn_kernels(attn_get_isa(), p->dtype)->additive_backward,
+    attn_plan plan = {.kernel = attn_kernels(attn_get_isa(), p->dtype).additive_backward,
                       .threads = 1,
                       .splits = 1,
                       .real_bytes = attn_real_bytes(p->dtype)};
@@ -301,7 +299,7 @@ static void plan_backward_tasks(const attn_backward_problem *g, attn_plan *plan)
 
 attn_plan attn_plan_backward(const attn_backward_problem *g, bool parts_only) {
     const attn_problem *p = &g->attention;
-    attn_plan plan = {.kernel = attn_kernels(attn_get_isa(), p->dtype)->backward,
+    attn_plan plan = {.kernel = attn_kernels(attn_get_isa(), p->dtype).backward,
                       .threads = 1,
                       .real_bytes = attn_real_bytes(p->dtype),
                       .parts_only = parts_only};
@@ -314,7 +312,7 @@ attn_plan attn_plan_backward(const attn_backward_problem *g, bool parts_only) {
         larger(32, smaller(BACKWARD_KEYS,
                            BACKWARD_KEY_REALS / larger(1, larger(p->d_qk, p->d_v)) / 8 * 8));
     plan.key_blocks = (p->n_kv + plan.block_kv - 1) / plan.block_kv;
-    plan.copy_keys = plan.copy_values = attn_stored_bytes(p->dtype) != plan.real_bytes;
+    const attn_operands operands = plan.operands = plan.kernel->operands(p);
     plan_backward_tasks(g, &plan);
     if (!parts_only && (g->sinks || g->alibi_slopes)) {
         plan.shared_reals = 2 * rows;
@@ -323,15 +321,15 @@ attn_plan attn_plan_backward(const attn_backward_problem *g, bool parts_only) {
 
     attn_scratch *s = &plan.scratch;
     const int64_t scores = (plan.block_kv + plan.kernel->tile_keys) * block_q;
-    s->queries = take(&s->reals, BACKWARD_PANELS * p->d_qk * block_q);
+    s->queries = take(&s->reals, BACKWARD_PANELS * operands.query * block_q);
     s->output = take(&s->reals, BACKWARD_PANELS * p->d_v * block_q);
     s->rows = take(&s->reals, (4 + 5 * BACKWARD_PANELS) * block_q);
     s->scores = take(&s->reals, scores);
     s->gradients = take(&s->reals, scores);
     s->derivatives = take(&s->reals, scores);
     s->dropped = take(&s->reals, p->dropout_p != 0 ? scores : 0);
-    s->keys = take(&s->reals, plan.copy_keys ? plan.block_kv * plan.d_qk_padded : 0);
-    s->values = take(&s->reals, plan.copy_values ? plan.block_kv * plan.d_v_padded : 0);
+    s->keys = take(&s->reals, operands.copy_keys ? plan.block_kv * operands.key : 0);
+    s->values = take(&s->reals, operands.copy_values ? plan.block_kv * operands.value : 0);
     s->hidden = take(&s->reals, plan.block_kv * block_q / plan.real_bytes + 1);
     return plan;
 }

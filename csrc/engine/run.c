@@ -56,6 +56,16 @@ typedef struct watch {
 /* Of the call that the thread works for; asked often, so found without a call. */
 static _Thread_local watch *own_watch __attribute__((tls_model("initial-exec")));
 
+/* What a kernel wants done on each thread before its first task and after its last. */
+static void enter_kernel(const team *t) {
+    const attn_kernel *kernel = t->call.plan->kernel;
+    if (kernel->enter) kernel->enter();
+}
+static void leave_kernel(const team *t) {
+    const attn_kernel *kernel = t->call.plan->kernel;
+    if (kernel->leave) kernel->leave();
+}
+
 static int64_t now_ns(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
@@ -70,7 +80,9 @@ bool attn_should_stop(int64_t work) {
         w->work = 0;
         if (now >= w->next_ns) {
             w->next_ns = now + POLL_NS;
+            leave_kernel(w->team); /* a signal handler may call anything, this engine too */
             if (w->poll()) atomic_store_explicit(&w->team->stop, true, memory_order_relaxed);
+            enter_kernel(w->team);
         }
     }
     return atomic_load_explicit(&w->team->stop, memory_order_relaxed);
@@ -228,6 +240,7 @@ static void work(team *t, int thread, int threads) {
     watch own = {t, thread == 0 ? t->poll : NULL, now_ns() + POLL_NS, 0, own_watch};
     int arrivals = 0;
     own_watch = &own;
+    enter_kernel(t);
     if (plan->n_prepares) {
         run_phase(t, thread, PREPARE, plan->n_prepares);
         wait_for_all(t, arrivals += threads);
@@ -236,6 +249,7 @@ static void work(team *t, int thread, int threads) {
     arrivals += threads;
     if (plan->n_merges || thread == 0) wait_for_all(t, arrivals);
     if (plan->n_merges) run_phase(t, thread, MERGE, plan->n_merges);
+    leave_kernel(t);
     own_watch = own.outer;
 }
 

@@ -82,6 +82,12 @@ static void load_lse(const work *w, panel *q) {
     }
 }
 
+/* The block's rows of t. */
+static void pack_panel(const block *b, const attn_tensor *t, int64_t d, real factor,
+                       real *restrict panel) {
+    panel_pack(block_rows(b, t), t->stride_row, b->n, d, factor, panel);
+}
+
 static void load_panel(work *w, int k, int64_t batch, int64_t head, int64_t i0, real *scratch) {
     const attn_problem *p = w->p;
     panel *q = &w->panel[k];
@@ -90,7 +96,7 @@ static void load_panel(work *w, int k, int64_t batch, int64_t head, int64_t i0, 
     if (p->query_starts) b->query_row = p->query_starts[batch], b->key_row = p->key_starts[batch];
     fill_block(b, scratch);
     b->kv_head = head / (p->n_heads / p->n_kv_heads);
-    b->panel += k * p->d_qk * BLOCK_Q;
+    b->panel += k * w->plan->operands.query * BLOCK_Q;
     q->grad = b->output + k * p->d_v * BLOCK_Q;
     q->high = b->top + (1 + 5 * k) * BLOCK_Q;
     q->low = q->high + BLOCK_Q;
@@ -98,7 +104,7 @@ static void load_panel(work *w, int k, int64_t batch, int64_t head, int64_t i0, 
     q->weight_sum = q->delta + BLOCK_Q;
     q->slope_sum = q->weight_sum + BLOCK_Q;
     memset(q->low, 0, 4 * BLOCK_Q * sizeof(real));
-    pack_queries(b);
+    pack_panel(b, &p->query, p->d_qk, (real)(p->scale * SCORE_UNIT), b->panel);
     if (w->wanted & TO_PARTS) {
         for (int r = 0; r < BLOCK_Q; r++) q->high[r] = -REAL_INF;
         return;
@@ -228,10 +234,21 @@ static task_range range_of(const attn_backward_problem *g, const attn_plan *plan
     return r;
 }
 
+/* Rows [j0, j1) of keys or values as reals, where they lie or as copies; returns their stride. */
+static int64_t load_rows(const attn_tensor *t, const block *b, int64_t j0, int64_t j1, int64_t d,
+                         real *copy, const real **rows) {
+    places at;
+    *rows = (const real *)row_at(t, b, j0);
+    if (STORED_IS_REAL) return t->stride_row;
+    widen_rows(list_rows(t, b, j0, j1, &at), d, round_up(d, LANES), copy);
+    *rows = copy;
+    return round_up(d, LANES);
+}
+
 static void load_keys(work *w, const block *b, int64_t j0, int64_t j1) {
-    const key_rows rows = key_rows_of(b, j0, j1);
-    w->keys = rows.keys, w->values = rows.values.data;
-    w->key_stride = rows.key_stride, w->value_stride = rows.values.stride;
+    const attn_problem *p = w->p;
+    w->key_stride = load_rows(&p->key, b, j0, j1, p->d_qk, b->key_copy, &w->keys);
+    w->value_stride = load_rows(&p->value, b, j0, j1, p->d_v, b->value_copy, &w->values);
 }
 
 /* Is there a row among [i0, i1) of which lse does not say all? */
@@ -313,10 +330,19 @@ static void merge(const attn_call *call, int64_t head) {
     if (g->sinks) ((real *)g->sinks)[head] = (real)sink;
 }
 
+static attn_operands operands(const attn_problem *p) {
+    return (attn_operands){.copy_keys = !STORED_IS_REAL,
+                           .copy_values = !STORED_IS_REAL,
+                           .query = p->d_qk,
+                           .key = round_up(p->d_qk, LANES),
+                           .value = round_up(p->d_v, LANES)};
+}
+
 extern const attn_kernel ATTN_KERNEL(backward);
 const attn_kernel ATTN_KERNEL(backward) = {.label = ATTN_LABEL,
                                            .lanes = LANES,
                                            .block_q = BLOCK_Q,
                                            .tile_keys = TILE_KEYS,
+                                           .operands = operands,
                                            .run = run,
                                            .merge = merge};

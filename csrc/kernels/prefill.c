@@ -20,6 +20,7 @@
  *
  * Sources: Milakov and Gimelshein 2018 (online softmax), Dao et al. 2022 (tiling). */
 #include "kernels/final_scores.h"
+#include ATTN_TILES_HEADER
 
 /* Units of ln 16 that a row's scores may climb above its reference maximum. */
 #define LAZY REAL(2.0)
@@ -30,42 +31,15 @@ static key_range seen_by(const block *b, int v, int64_t j0, int64_t j1) {
     return masks_within(&b->masks, i0, min_i(i0 + LANES, b->i1), j0, j1);
 }
 
-/* The chain from element c on of the scores of t, for the vectors of lanes [first, last): each tile
- * for those that see any of its keys. The band moves on with the queries, so those vectors are
- * neighbours. */
-static void score_chains(const block *b, tile_view t, int first, int last, const key_range *seen,
-                         key_rows from, int64_t c, real *restrict scores) {
-    const int64_t n = min_i(CHAIN, b->p->d_qk - c);
-    for (int64_t j = t.j0; j < t.j1; j += TILE_KEYS) {
-        int low = first, high = last;
-        while (low < high && seen[low].end <= j) low++;
-        while (low < high && seen[high - 1].begin >= j + TILE_KEYS) high--;
-        const real *rows[TILE_KEYS]; /* past the end the last key again: computed, never used */
-        for (int k = 0; k < TILE_KEYS; k++)
-            rows[k] = from.keys + (min_i(j + k, t.j1 - 1) - t.j0) * from.key_stride + c;
-        const real *panel = b->panel + c * BLOCK_Q + low * LANES;
-        real *to = scores + (j - t.j0) * BLOCK_Q + low * LANES, *top = b->top + low * LANES;
-        _Static_assert(TILE_QV <= 3, "there is a case for all");
-        switch (high - low) {
-        case 0: break;
-        case 1: score_tile(1, panel, rows, n, c > 0, to, top); break;
-        case 2: score_tile(2, panel, rows, n, c > 0, to, top); break;
-        default: score_tile(TILE_QV, panel, rows, n, c > 0, to, top); break;
-        }
-    }
-}
-
 /* scores[j - t.j0][lane] for keys of t and vectors of lanes [first, last), and lanes' maxima. */
-static void score_block(const block *b, tile_view t, int first, int last, key_rows from,
+static void score_block(const block *b, tile_view t, int first, int last, key_operand keys,
                         real *restrict scores) {
-    const int64_t d = b->p->d_qk;
-    key_range seen[TILE_QV];
-    for (int v = first; v < last; v++) seen[v] = seen_by(b, v, t.j0, t.j1);
-    int64_t c = 0;
-    do { /* one chain of every score after the other; the maxima of the last count */
-        for (int v = first; v < last; v++) v_store(b->top + v * LANES, v_set1(-REAL_INF));
-        score_chains(b, t, first, last, seen, from, c, scores);
-    } while ((c += CHAIN) < d && !attn_stops_at(c, BLOCK_Q * (t.j1 - t.j0)));
+    lane_keys seen;
+    for (int v = first; v < last; v++) {
+        const key_range range = seen_by(b, v, t.j0, t.j1);
+        seen.begin[v] = range.begin - t.j0, seen.end[v] = range.end - t.j0;
+    }
+    scores_of(b->panel, keys, t.j1 - t.j0, b->p->d_qk, first, last, &seen, scores, b->top);
 }
 
 /* Scores become weights relative to each lane's (new) maximum; m, l and alpha move on. */
@@ -85,12 +59,16 @@ INLINE void softmax_lanes(const int vecs, const block *b, int first, int64_t n,
         v_store(m_row + v * LANES, now);
         v_store(alpha_row + v * LANES, v_select(moved, v_exp16(v_sub(old, reference)), v_set1(1)));
     }
-    for (int64_t j = 0; j < n; j++) {
+    for (int64_t j = 0; j < n; j += WEIGHT_KEYS) {
         UNROLL_FOR (int v = 0; v < vecs; v++) {
-            real *s = scores + j * BLOCK_Q + (first + v) * LANES;
-            const vec p = v_exp16_relative(v_load(s), m[v]);
-            sum[v] = v_add(sum[v], p);
-            v_store(s, p);
+            const int64_t lane = (first + v) * LANES;
+            vec p[WEIGHT_KEYS];
+            UNROLL_FOR (int k = 0; k < WEIGHT_KEYS; k++)
+                p[k] = k == 0 || j + k < n
+                           ? v_exp16_relative(v_load(scores + (j + k) * BLOCK_Q + lane), m[v])
+                           : v_zero();
+            weights_keep(p, j, lane, scores, b->weights);
+            UNROLL_FOR (int k = 0; k < WEIGHT_KEYS; k++) sum[v] = v_add(sum[v], p[k]);
         }
     }
     UNROLL_FOR (int v = 0; v < vecs; v++) {
@@ -108,28 +86,22 @@ static void softmax_block(const block *b, int first, int vecs, int64_t n, real *
     }
 }
 
-static void clear_output(const block *b, int v) {
-    const int64_t reals = LANES * b->plan->d_v_padded;
-    clear_reals(b->output + v * reals, reals);
-}
-
 /* What the output so far of vectors [first, last) is to be multiplied with; NULL: there is none. */
 static const real *alpha_of(block *b, int first, int last, bool guarded) {
     bool none = !guarded;
     for (int v = first; v < last; v++) none &= b->empty[v];
     for (int v = first; v < last; v++) {
-        if (b->empty[v] && !none) clear_output(b, v);
+        if (b->empty[v] && !none) output_clear(b->output, v, b->p->d_v);
         b->empty[v] = false;
     }
-    return none ? NULL : b->alpha + first * LANES;
+    return none ? NULL : b->alpha;
 }
 
 /* Vectors of lanes [first, last) against the keys of t, whose raw scores are there: final scores,
  * softmax, second product. Without `guarded` no value of a hidden key may be NaN or infinite. */
 static void attend_lanes(block *b, tile_view t, int first, int last, bool cut, bool guarded,
-                         value_rows values, real *restrict scores) {
-    const int64_t n = t.j1 - t.j0, d_v = b->plan->d_v_padded;
-    const int64_t r0 = first * LANES, r1 = min_i(b->n, last * LANES);
+                         value_operand values, real *restrict scores) {
+    const int64_t n = t.j1 - t.j0, r0 = first * LANES, r1 = min_i(b->n, last * LANES);
     if (cut || !t.full || b->score.any) finish_scores(b, t, first, last - first, cut, scores);
     if (guarded)
         for (int64_t e = 0; e < n * BLOCK_Q; e++) b->hidden[e] = scores[e] == -REAL_INF;
@@ -139,38 +111,33 @@ static void attend_lanes(block *b, tile_view t, int first, int last, bool cut, b
             scores[j * BLOCK_Q + lane] *= SMALL;
     const real *weights = dropped_weights(b, t, r1, scores),
                *alpha = alpha_of(b, first, last, guarded);
-    if (!guarded) {
-        value_product(r1 - r0, d_v, false, (weight_tile){weights + r0, 1, BLOCK_Q}, values, n,
-                      alpha, b->output + r0 * d_v, d_v);
-        return;
-    }
-    for (int64_t r = r0; r < r1; r++)
-        value_row_guarded(b->hidden + r, BLOCK_Q, d_v, false,
-                          (weight_tile){weights + r, 1, BLOCK_Q}, values, n, b->alpha + r,
-                          b->output + r * d_v);
+    if (b->small || weights != scores) weights_lay(weights, n, r0, r1, b->weights);
+    const weighted w = {weights, b->weights, values, n, b->p->d_v, r0, r1};
+    if (guarded) add_values_guarded(w, b->hidden, b->alpha, b->output);
+    else add_values(w, alpha, b->output);
 }
 
-/* One block of keys; rows and scores hold them from t.j0 on. What the band cuts is taken by vectors
+/* One block of keys; keys, values and scores begin with t.j0. What the band cuts is taken by vectors
  * of lanes, each with the keys that it sees: on the diagonal of a causal mask that spares a third
  * of the work. */
-static void attend_block(block *b, tile_view t, key_rows rows, real *restrict scores) {
+static void attend_block(block *b, tile_view t, key_operand keys, value_operand values,
+                         real *restrict scores) {
     const int first = (int)(t.i0 - b->i0) / LANES, last = (int)(t.i1 - b->i0 + LANES - 1) / LANES;
     const bool cut =
         masks_cut(&b->masks, b->i0 + first * LANES, min_i(b->i1, b->i0 + last * LANES), t.j0, t.j1);
-    const bool guarded =
-        (cut || t.hides) && !values_finite(rows.values, t.j1 - t.j0, b->plan->d_v_padded, false);
-    score_block(b, t, first, last, rows, scores);
+    const bool guarded = (cut || t.hides) && !values_all_finite(values, t.j1 - t.j0, b->p->d_v);
+    score_block(b, t, first, last, keys, scores);
     if (!cut) {
-        attend_lanes(b, t, first, last, false, guarded, rows.values, scores);
+        attend_lanes(b, t, first, last, false, guarded, values, scores);
         return;
     }
     for (int v = first; v < last; v++) {
-        const key_range keys = seen_by(b, v, t.j0, t.j1);
-        if (keys.begin == keys.end) continue;
+        const key_range seen = seen_by(b, v, t.j0, t.j1);
+        if (seen.begin == seen.end) continue;
         tile_view part = t;
-        part.j0 = keys.begin, part.j1 = keys.end;
-        const int64_t skipped = keys.begin - t.j0;
-        attend_lanes(b, part, v, v + 1, true, guarded, rows_from(rows, skipped).values,
+        part.j0 = seen.begin, part.j1 = seen.end;
+        const int64_t skipped = seen.begin - t.j0;
+        attend_lanes(b, part, v, v + 1, true, guarded, values_from(values, skipped),
                      scores + skipped * BLOCK_Q);
     }
 }
@@ -184,12 +151,13 @@ static void add_sink(const block *b) {
         v_store(b->alpha + v * LANES, alpha);
         v_store(b->m + v * LANES, now);
         v_store(b->l + v * LANES, v_fma(v_load(b->l + v * LANES), alpha, v_exp16(v_sub(sink, m))));
-        if (b->empty[v]) clear_output(b, v);
+        if (b->empty[v])
+            clear_reals(b->result + v * LANES * b->plan->d_v_padded, LANES * b->plan->d_v_padded);
     }
     for (int64_t r = 0; r < b->n; r++)
         for (int64_t c = 0; c < b->plan->d_v_padded; c += LANES) {
             if (attn_stops_at(c, 1)) return;
-            real *o = b->output + r * b->plan->d_v_padded + c;
+            real *o = b->result + r * b->plan->d_v_padded + c;
             v_store(o, v_mul(v_load(o), v_set1(b->alpha[r])));
         }
 }
@@ -219,7 +187,7 @@ static bool store_row(const block *b, int64_t r) {
     if (p->lse)
         ((real *)p->lse)[lse_index(p, b->batch, b->head, row)] = lse_beside(sink, b->m[r], l);
     io *out = (io *)p->output.data + at(&p->output, b->batch, b->head, row);
-    const real *o = b->output + r * b->plan->d_v_padded;
+    const real *o = b->result + r * b->plan->d_v_padded;
     if (!b->small) return store_output(out, o, l, p->d_v);
     store_bounded(out, o, l * SMALL, most_of_mean(p), p->d_v);
     return true;
@@ -270,7 +238,9 @@ static void clear_around(const block *b, tile_view t, int64_t j0, int64_t j1) {
 }
 
 static void begin_block(block *b) {
-    pack_queries(b);
+    const attn_tensor *q = &b->p->query;
+    queries_lay(block_rows(b, q), q->stride_row, b->n, b->p->d_qk, (real)(b->p->scale * SCORE_UNIT),
+                b->panel); /* in units of ln 16 */
     for (int r = 0; r < BLOCK_Q; r++) b->m[r] = -REAL_INF, b->l[r] = 0;
     for (int v = 0; v < b->vecs; v++) b->empty[v] = true;
 }
@@ -281,12 +251,33 @@ static bool end_block(block *b, const real *block_max) {
     const attn_problem *p = b->p;
     const int64_t rows = p->query_starts ? b->n : min_i(BLOCK_Q, p->n_q - b->i0);
     mark_lost_rows(b);
+    b->result = output_rows(b->output, p->d_v);
     if (p->sinks) add_sink(b);
     bool any = false;
     for (int64_t r = 0; r < rows; r++)
         if (!b->small || b->overflow[r]) any |= b->overflow[r] = !store_row(b, r);
     if (p->weights && !b->small) store_weights(b, b->seen, block_max);
     return any;
+}
+
+/* Keys [j0, j1) as the first product reads them: where they lie, or laid out. */
+static key_operand load_keys(const block *b, int64_t j0, int64_t j1) {
+    const attn_problem *p = b->p;
+    places at;
+    if (!b->plan->operands.copy_keys)
+        return keys_in_place(row_at(&p->key, b, j0), p->key.stride_row);
+    if (p->cache)
+        return keys_of_groups(list_groups(b, j0, j1, &at), j0 % LANES, p->d_qk, b->key_copy);
+    return keys_of_rows(list_rows(&p->key, b, j0, j1, &at), p->d_qk, b->key_copy);
+}
+
+/* Values, as the second product reads them. */
+static value_operand load_values(const block *b, int64_t j0, int64_t j1) {
+    const attn_problem *p = b->p;
+    places at;
+    if (!b->plan->operands.copy_values)
+        return values_in_place(row_at(&p->value, b, j0), p->value.stride_row);
+    return values_of_rows(list_rows(&p->value, b, j0, j1, &at), p->d_v, b->value_copy);
 }
 
 /* The blocks of a task against keys [j0, j1), which lie in one block of keys. */
@@ -299,12 +290,15 @@ static void attend_blocks(block *blocks, int n, int64_t j0, int64_t j1) {
             shown = (key_range){min_i(shown.begin, t.j0), max_i(shown.end, t.j1)};
     }
     if (shown.begin < shown.end) {
-        const key_rows rows = key_rows_of(blocks, shown.begin, shown.end);
+        const key_operand keys = load_keys(blocks, shown.begin, shown.end);
+        const value_operand values = load_values(blocks, shown.begin, shown.end);
         for (int k = 0; k < n; k++) {
             const tile_view t = views[k];
             real *scores = blocks[k].scores + (blocks[k].p->weights ? t.j0 * BLOCK_Q : 0);
+            const int64_t skipped = t.j0 - shown.begin;
             if (!shows_nothing(t))
-                attend_block(&blocks[k], t, rows_from(rows, t.j0 - shown.begin), scores);
+                attend_block(&blocks[k], t, keys_from(keys, skipped), values_from(values, skipped),
+                             scores);
         }
     }
     if (blocks->p->weights) clear_around(blocks, views[0], j0, j1); /* there is one block then */
@@ -364,10 +358,17 @@ static void prepare(const attn_call *call, int64_t task) {
     }
 }
 
+static attn_operands operands(const attn_problem *p) {
+    return tile_operands(p->d_qk, p->d_v, p->cache);
+}
+
 extern const attn_kernel ATTN_KERNEL(prefill);
 const attn_kernel ATTN_KERNEL(prefill) = {.label = ATTN_LABEL,
                                           .lanes = LANES,
                                           .block_q = BLOCK_Q,
                                           .tile_keys = TILE_KEYS,
+                                          .operands = operands,
+                                          .enter = TILES_ENTER,
                                           .prepare = prepare,
-                                          .run = run};
+                                          .run = run,
+                                          .leave = TILES_LEAVE};

@@ -24,8 +24,9 @@ typedef struct block { /* what a task works on */
     const attn_tile_class *classes; /* of the dense mask's tiles, per key block; or NULL */
     score_fn score;
     dropout dropout;
-    real *panel, *scores, *output, *m, *l, *alpha, *top;
+    real *panel, *scores, *weights, *output, *m, *l, *alpha, *top;
     real *key_copy, *value_copy, *dropped;
+    real *result; /* the output's rows, once it is complete */
     uint8_t *hidden;
     bool empty[TILE_QV];    /* vectors of lanes of which there is no output yet */
     bool overflow[BLOCK_Q]; /* rows whose output so far is out of range */
@@ -66,6 +67,7 @@ static void fill_block(block *b, real *scratch) {
     b->seen = b->n ? band_range(&b->masks.band, b->i0, b->i1) : (key_range){0, 0};
     b->panel = scratch + s->queries;
     b->scores = scratch + s->scores;
+    b->weights = scratch + s->weights;
     b->output = scratch + s->output;
     b->m = scratch + s->rows;
     b->l = b->m + BLOCK_Q;
@@ -99,8 +101,8 @@ static inline int blocks_of(const attn_call *call, int64_t task, real *scratch, 
         block *b = &blocks[n];
         if (n) *b = blocks[0], b->i0 += n * BLOCK_Q;
         fill_block(b, scratch);
-        b->panel += n * p->d_qk * BLOCK_Q;
-        b->output += n * BLOCK_Q * plan->d_v_padded;
+        b->panel += n * plan->operands.query * BLOCK_Q;
+        b->output += n * plan->operands.output * BLOCK_Q;
         b->m += 4 * n * BLOCK_Q, b->l += 4 * n * BLOCK_Q;
         b->alpha += 4 * n * BLOCK_Q, b->top += 4 * n * BLOCK_Q;
         const int64_t row = mask_slice(p, b->batch, b->head) * plan->q_blocks + b->i0 / BLOCK_Q;
@@ -109,38 +111,9 @@ static inline int blocks_of(const attn_call *call, int64_t task, real *scratch, 
     return n;
 }
 
-/* The block's rows of t as a panel: row i0 + r in lane r, element c in row c, times a factor.
- * Unused lanes are 0. */
-static void pack_panel(const block *b, const attn_tensor *t, int64_t d, real factor,
-                       real *restrict panel) {
-    const io *rows = (const io *)t->data + at(t, b->batch, b->head, b->query_row + b->i0);
-    for (int64_t i = 0; i < b->n; i++) /* all at once: read row by row, each would be waited for */
-        for (int64_t c = 0; c < min_i(d, ASK_EVERY); c += LANES)
-            v_prefetch(rows + i * t->stride_row + c);
-    for (int v = 0; v < b->vecs; v++) {
-        for (int64_t c = 0; c < d; c += LANES) {
-            if (attn_stops_at(c, LANES)) return;
-            const int columns = (int)min_i(LANES, d - c);
-            const io *corner = rows + v * LANES * t->stride_row + c;
-            vec r[LANES];
-            if (columns == LANES && (v + 1) * LANES <= b->n) {
-                UNROLL_FOR (int l = 0; l < LANES; l++) r[l] = v_load_io(corner + l * t->stride_row);
-            } else {
-                UNROLL_FOR (int l = 0; l < LANES; l++)
-                    r[l] = v * LANES + l < b->n
-                               ? v_load_io_part(corner + l * t->stride_row, columns)
-                               : v_zero();
-            }
-            v_transpose(r);
-            for (int l = 0; l < columns; l++)
-                v_store(panel + (c + l) * BLOCK_Q + v * LANES, v_mul(r[l], v_set1(factor)));
-        }
-    }
-}
-
-static void pack_queries(const block *b) { /* times the scale, in units of ln 16 */
-    const real factor = (real)(b->p->scale * SCORE_UNIT);
-    pack_panel(b, &b->p->query, b->p->d_qk, factor, b->panel);
+/* The block's rows of t: queries, or gradients of outputs. */
+static const io *block_rows(const block *b, const attn_tensor *t) {
+    return (const io *)t->data + at(t, b->batch, b->head, b->query_row + b->i0);
 }
 
 /* Where row j of keys or values lies; of a cache, of its values. */
@@ -151,86 +124,46 @@ static const stored *row_at(const attn_tensor *t, const block *b, int64_t j) {
            cache_slot(p->cache, p->n_kv_heads, b->batch, b->kv_head, j) * p->d_v;
 }
 
-/* Values of an int8 cache are still to be multiplied with their scale. */
-static vec row_scale(const block *b, int64_t j) {
+/* Places of rows that are to be laid out, and of groups of a cache's keys; of int8 their scales. */
+typedef struct places {
+    const stored *row[MOST_BLOCK_KV];
 #ifdef STORED_i8
-    return v_set1(b->p->cache->value_scales[cache_slot(b->p->cache, b->p->n_kv_heads, b->batch,
-                                                       b->kv_head, j)]);
-#else
-    (void)b, (void)j;
-    return v_set1(1);
+    real scale[MOST_BLOCK_KV];
+    const real *scales[MOST_BLOCK_KV];
 #endif
-}
+} places;
 
-/* Keys or values [j0, j1) as dense reals, columns beyond d filled with 0. */
-static void copy_rows(const attn_tensor *t, const block *b, int64_t j0, int64_t j1, int64_t d,
-                      int64_t stride, real *restrict to) {
-    for (int64_t j = j0; j < j1; j++, to += stride) {
-        const stored *row = row_at(t, b, j);
-        const vec scale = row_scale(b, j);
-        for (int64_t c = 0; c < d; c += LANES) {
-            if (attn_stops_at(c, 1)) return;
-            const int n = (int)min_i(LANES, d - c);
-            v_store(
-                to + c,
-                v_mul(n == LANES ? v_load_stored(row + c) : v_load_stored_part(row + c, n), scale));
-        }
+/* Keys or values [j0, j1). */
+static inline row_list list_rows(const attn_tensor *t, const block *b, int64_t j0, int64_t j1,
+                                 places *to) {
+    row_list list = {to->row, NULL, 0};
+    for (int64_t j = j0; j < j1; j++, list.n++) {
+        to->row[list.n] = row_at(t, b, j);
+#ifdef STORED_i8 /* values of a cache */
+        to->scale[list.n] =
+            b->p->cache
+                ->value_scales[cache_slot(b->p->cache, b->p->n_kv_heads, b->batch, b->kv_head, j)];
+        list.scale = to->scale;
+#endif
     }
+    return list;
 }
 
-/* A cache's keys [j0, j1) as dense rows; returns where key j0 is. The rows from j0's vector on are
- * written, so `to` has room for whole vectors. */
-static inline const real *copy_tiles(const block *b, int64_t j0, int64_t j1, int64_t stride,
-                                     real *restrict to) {
+/* A cache's keys from the vector of j0 on, to j1 or a few more. */
+static inline group_list list_groups(const block *b, int64_t j0, int64_t j1, places *to) {
     const attn_problem *p = b->p;
-    const int64_t first = j0 / LANES * LANES;
+    group_list list = {to->row, NULL, 0};
     _Static_assert(KEY_TILE % LANES == 0, "a tile of keys is whole vectors");
     _Static_assert(MOST_LANES % LANES == 0, "plan.c cuts tiles between vectors");
-    for (int64_t j = first; j < j1; j += LANES) {
+    for (int64_t j = j0 / LANES * LANES; j < j1; j += LANES, list.n++) {
         const int64_t slot = cache_slot(p->cache, p->n_kv_heads, b->batch, b->kv_head, j);
-        const stored *keys = (const stored *)p->key.data + tile_index(slot, p->d_qk);
-        for (int64_t c = 0; c < p->d_qk; c += LANES) {
-            if (attn_stops_at(c, LANES)) break;
-            vec r[LANES];
-            for (int l = 0; l < LANES; l++)
-                r[l] = c + l < p->d_qk ? v_load_stored(keys + (c + l) * KEY_TILE) : v_zero();
+        to->row[list.n] = (const stored *)p->key.data + tile_index(slot, p->d_qk);
 #ifdef STORED_i8
-            for (int l = 0; l < LANES; l++) r[l] = v_mul(r[l], v_load(p->cache->key_scales + slot));
+        to->scales[list.n] = p->cache->key_scales + slot;
+        list.scale = to->scales;
 #endif
-            v_transpose(r);
-            for (int l = 0; l < LANES; l++) v_store(to + (j - first + l) * stride + c, r[l]);
-        }
     }
-    return to + (j0 - first) * stride;
-}
-
-typedef struct key_rows { /* keys and values from one on, as dense reals */
-    const real *keys;
-    int64_t key_stride;
-    value_rows values;
-} key_rows;
-
-/* Keys and values [j0, j1) where they lie, or as copies. */
-static inline key_rows key_rows_of(const block *b, int64_t j0, int64_t j1) {
-    const attn_problem *p = b->p;
-    const attn_plan *plan = b->plan;
-    key_rows r = {b->key_copy, plan->d_qk_padded, {b->value_copy, plan->d_v_padded}};
-    if (!plan->copy_keys) {
-        r.keys = (const real *)p->key.data + at(&p->key, b->batch, b->kv_head, b->key_row + j0);
-        r.key_stride = p->key.stride_row;
-    } else if (p->cache) r.keys = copy_tiles(b, j0, j1, r.key_stride, b->key_copy);
-    else copy_rows(&p->key, b, j0, j1, p->d_qk, r.key_stride, b->key_copy);
-    if (!plan->copy_values) {
-        const int64_t first = at(&p->value, b->batch, b->kv_head, b->key_row + j0);
-        r.values = (value_rows){(const real *)p->value.data + first, p->value.stride_row};
-    } else copy_rows(&p->value, b, j0, j1, p->d_v, r.values.stride, b->value_copy);
-    return r;
-}
-
-static inline key_rows rows_from(key_rows r, int64_t skipped) {
-    r.keys += skipped * r.key_stride;
-    r.values.data = (const real *)r.values.data + skipped * r.values.stride;
-    return r;
+    return list;
 }
 
 #endif

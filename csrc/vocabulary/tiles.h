@@ -50,6 +50,73 @@ INLINE void score_tile(const int nv, const real *restrict panel, const real *con
     }
 }
 
+/* n queries of d elements as a panel: row r in lane r, element c in row c, times a factor. Unused
+ * lanes of the last vector are 0. */
+INLINE void panel_pack(const io *rows, int64_t stride, int64_t n, int64_t d, real factor,
+                       real *restrict panel) {
+    for (int64_t i = 0; i < n; i++) /* all at once: read row by row, each would be waited for */
+        for (int64_t c = 0; c < min_i(d, ASK_EVERY); c += LANES) v_prefetch(rows + i * stride + c);
+    for (int64_t i = 0; i < n; i += LANES) {
+        for (int64_t c = 0; c < d; c += LANES) {
+            if (attn_stops_at(c, LANES)) return;
+            const int columns = (int)min_i(LANES, d - c);
+            const io *corner = rows + i * stride + c;
+            vec r[LANES];
+            if (columns == LANES && i + LANES <= n) {
+                UNROLL_FOR (int l = 0; l < LANES; l++) r[l] = v_load_io(corner + l * stride);
+            } else {
+                UNROLL_FOR (int l = 0; l < LANES; l++)
+                    r[l] = i + l < n ? v_load_io_part(corner + l * stride, columns) : v_zero();
+            }
+            v_transpose(r);
+            for (int l = 0; l < columns; l++)
+                v_store(panel + (c + l) * BLOCK_Q + i, v_mul(r[l], v_set1(factor)));
+        }
+    }
+}
+
+/* n rows of storage type, wherever they lie; scale: NULL, or what each is to be multiplied with. */
+typedef struct row_list {
+    const stored *const *row;
+    const real *scale;
+    int64_t n;
+} row_list;
+
+/* n groups of LANES keys of a cache's tiles: element c of key l at [c * KEY_TILE + l]. */
+typedef struct group_list {
+    const stored *const *group;
+    const real *const *scale; /* NULL, or of each group's keys */
+    int64_t n;
+} group_list;
+
+/* As dense reals, columns beyond d filled with 0. */
+static inline void widen_rows(row_list from, int64_t d, int64_t stride, real *restrict to) {
+    for (int64_t j = 0; j < from.n; j++, to += stride) {
+        const stored *row = from.row[j];
+        const vec scale = v_set1(from.scale ? from.scale[j] : 1);
+        for (int64_t c = 0; c < d; c += LANES) {
+            if (attn_stops_at(c, 1)) return;
+            const int n = (int)min_i(LANES, d - c);
+            const vec x = n == LANES ? v_load_stored(row + c) : v_load_stored_part(row + c, n);
+            v_store(to + c, from.scale ? v_mul(x, scale) : x);
+        }
+    }
+}
+
+static inline void widen_groups(group_list from, int64_t d, int64_t stride, real *restrict to) {
+    for (int64_t g = 0; g < from.n; g++, to += LANES * stride)
+        for (int64_t c = 0; c < d; c += LANES) {
+            if (attn_stops_at(c, LANES)) break;
+            vec r[LANES];
+            for (int l = 0; l < LANES; l++)
+                r[l] = c + l < d ? v_load_stored(from.group[g] + (c + l) * KEY_TILE) : v_zero();
+            if (from.scale)
+                for (int l = 0; l < LANES; l++) r[l] = v_mul(r[l], v_load(from.scale[g]));
+            v_transpose(r);
+            for (int l = 0; l < LANES; l++) v_store(to + l * stride + c, r[l]);
+        }
+}
+
 /* Where value rows lie: reals, or storage type with `tail` columns in the last vector. */
 typedef struct value_rows {
     const void *data;

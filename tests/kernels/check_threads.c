@@ -223,7 +223,7 @@ static void check_call(int call, int variant, char *expected) {
 }
 
 void check_threads(attn_isa isa, attn_dtype dtype) {
-    if (!check_begin(attn_kernels(isa, dtype)->backward->label, "threads")) return;
+    if (!check_begin(attn_kernels(isa, dtype).backward->label, "threads")) return;
     const attn_dtype compute = check_compute_type(dtype);
     char *expected = malloc(RESULT_BYTES);
     room.dtype = dtype;
