@@ -10,9 +10,7 @@
 #include "engine/operands.h"
 #include "engine/watch.h"
 
-/* A call with at most this many queries runs the decode kernel. n_q alone decides, so that a row's
- * bits do not depend on batch, heads, lengths or threads. */
-#define DECODE_MAX_Q 4
+#define DECODE_MAX_Q 4 /* queries of an entry that the decode kernel takes */
 /* Keys per split in decode: boundaries are multiples counted from key 0, whatever n_kv is. */
 #define SPLIT_KV 512
 #define MOST_LANES 16     /* of a vector, in any tier */
@@ -33,13 +31,13 @@ typedef struct attn_scratch {
     int64_t rows;      /* per query of the block: maximum, sum, correction (prefill); size, sum
                           (additive), and its sums of v */
     int64_t block_max; /* key blocks x block_q: the maximum each block used (prefill, weights) */
-    int64_t keys, values;    /* dense copies of a key block, where it cannot be read in place;
+    int64_t keys, values; /* dense copies of a key block, where it cannot be read in place;
                              additive: a tile of exponentials and one of keys */
-    int64_t weights;         /* prefill: as the second product reads them, if not as scores lie */
-    int64_t hidden;          /* bytes, keys x block_q: which weights are hidden (guarded path) */
-    int64_t dropped;         /* weights after dropout, as scores */
-    int64_t gradients, caps; /* backward: of scores, and the softcap's derivative, as scores */
-    int64_t reals;           /* size of it all */
+    int64_t weights;      /* prefill: as the second product reads them, if not as scores lie */
+    int64_t hidden;       /* bytes, keys x block_q: which weights are hidden (guarded path) */
+    int64_t dropped;      /* weights after dropout, as scores */
+    int64_t gradients, derivatives; /* backward: of scores, of the score function, as scores */
+    int64_t reals;                  /* size of it all */
 } attn_scratch;
 
 struct attn_kernel;
@@ -67,12 +65,6 @@ typedef struct attn_plan {
                              the views of a dense mask's tiles (prefill) */
     int real_bytes;
 } attn_plan;
-
-/* What a dense mask shows of one tile: see tile_view in mask.h, relative to the tile's corner. */
-#define TILE_CLASS_MAX UINT8_MAX
-typedef struct attn_tile_class {
-    uint8_t i0, i1, j0, j1, full, hides;
-} attn_tile_class;
 
 typedef struct attn_call {
     const void *problem; /* attn_problem, attn_softmax_problem, ... */
@@ -117,6 +109,21 @@ static inline int64_t sequence_of(const int64_t *starts, int64_t batch, int64_t 
     return low;
 }
 
+/* Which kernel computes the rows of an entry: its number of queries alone decides, so that a row's
+ * bits do not depend on batch, heads, lengths or threads. */
+typedef enum attn_method { ATTN_DECODE, ATTN_PREFILL } attn_method;
+static inline attn_method attn_method_for(int64_t n_q) {
+    return n_q <= DECODE_MAX_Q ? ATTN_DECODE : ATTN_PREFILL;
+}
+static inline attn_method attn_method_of(const attn_problem *p, int64_t batch) {
+    const int64_t *starts = p->query_starts;
+    return attn_method_for(starts ? starts[batch + 1] - starts[batch] : p->n_q);
+}
+/* Does a call run that kernel? Packed sequences, of which n_q is the longest, may need both. */
+static inline bool attn_runs(const attn_problem *p, attn_method method) {
+    return method == attn_method_for(p->n_q) || (p->query_starts && method == ATTN_DECODE);
+}
+
 /* Index of element 0 of a row. */
 static inline int64_t at(const attn_tensor *t, int64_t batch, int64_t head, int64_t row) {
     return batch * t->stride_batch + head * t->stride_head + row * t->stride_row;
@@ -138,7 +145,7 @@ attn_kernel_set attn_kernels(attn_isa isa, attn_dtype dtype);
 int attn_real_bytes(attn_dtype dtype);
 int attn_stored_bytes(attn_dtype dtype);
 
-attn_plan attn_plan_attend(const attn_problem *problem, bool decode);
+attn_plan attn_plan_attend(const attn_problem *problem, attn_method method);
 attn_plan attn_plan_append(const attn_append_problem *problem);
 attn_plan attn_plan_softmax(const attn_softmax_problem *problem);
 attn_plan attn_plan_additive(const attn_additive_problem *problem);

@@ -4,7 +4,7 @@
  * Block and split sizes follow from head sizes and tier alone, so that results do not depend on
  * anything else. Threads and task order are free to follow the work: they change no bit. */
 #include "engine/internal.h"
-#include "kernels/mask.h"
+#include "engine/visible.h"
 
 /* Products of an element pair (prefill), elements read (decode), elements (softmax) below which a
  * second thread costs more than it saves: about 20 us of work. */
@@ -101,8 +101,7 @@ static void plan_prefill(const attn_problem *p, attn_plan *plan) {
     plan->q_blocks = (p->n_q + block_q - 1) / block_q;
     plan_prefill_tasks(p, plan);
     if (p->mask.kind != ATTN_MASK_NONE) { /* looked through once per distinct slice */
-        const int64_t entries = p->mask.stride_batch || p->mask.batch_offsets ? p->batch : 1;
-        plan->n_prepares = entries * (p->mask.stride_head ? p->n_heads : 1) * plan->q_blocks;
+        plan->n_prepares = mask_slices(p) * plan->q_blocks;
         plan->shared_reals = plan->n_prepares * plan->key_blocks *
                                  (int64_t)sizeof(attn_tile_class) / plan->real_bytes +
                              1;
@@ -153,7 +152,8 @@ static void plan_decode(const attn_problem *p, attn_plan *plan) {
     s->hidden = take(&s->reals, plan->rows * SPLIT_KV / plan->real_bytes + 1);
 }
 
-attn_plan attn_plan_attend(const attn_problem *p, bool decode) {
+attn_plan attn_plan_attend(const attn_problem *p, attn_method method) {
+    const bool decode = method == ATTN_DECODE;
     const attn_kernel_set kernels = attn_kernels(attn_get_isa(), p->dtype);
     attn_plan plan = {.kernel = decode ? kernels.decode : kernels.prefill,
                       .threads = 1,
@@ -326,7 +326,7 @@ attn_plan attn_plan_backward(const attn_backward_problem *g, bool parts_only) {
     s->rows = take(&s->reals, (4 + 5 * BACKWARD_PANELS) * block_q);
     s->scores = take(&s->reals, scores);
     s->gradients = take(&s->reals, scores);
-    s->caps = take(&s->reals, p->softcap != 0 ? scores : 0);
+    s->derivatives = take(&s->reals, scores);
     s->dropped = take(&s->reals, p->dropout_p != 0 ? scores : 0);
     s->keys = take(&s->reals, operands.copy_keys ? plan.block_kv * operands.key : 0);
     s->values = take(&s->reals, operands.copy_values ? plan.block_kv * operands.value : 0);
@@ -335,8 +335,9 @@ attn_plan attn_plan_backward(const attn_backward_problem *g, bool parts_only) {
 }
 
 void attn_describe(const attn_problem *p, attn_description *d) {
-    const bool decode = p->n_q <= DECODE_MAX_Q;
-    const attn_plan plan = attn_plan_attend(p, decode);
+    const attn_method method = attn_method_for(p->n_q);
+    const bool decode = method == ATTN_DECODE;
+    const attn_plan plan = attn_plan_attend(p, method);
     *d = (attn_description){
         .kernel = decode ? "decode" : "prefill",
         .label = plan.kernel->label,

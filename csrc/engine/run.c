@@ -349,15 +349,14 @@ static attn_status run_plan(const void *problem, const attn_plan *plan, int (*po
 }
 
 attn_status attn_attend(const attn_problem *problem, int (*poll)(void)) {
-    const bool packed = problem->query_starts;
-    if (packed ||
-        problem->n_q <= DECODE_MAX_Q) { /* of packed sequences each kernel takes its own */
-        const attn_plan plan = attn_plan_attend(problem, true);
-        const attn_status status = run_plan(problem, &plan, poll);
-        if (status != ATTN_OK || problem->n_q <= DECODE_MAX_Q) return status;
+    attn_status status = ATTN_OK;
+    for (attn_method method = ATTN_DECODE; method <= ATTN_PREFILL; method++) {
+        if (!attn_runs(problem, method)) continue;
+        const attn_plan plan = attn_plan_attend(problem, method);
+        status = run_plan(problem, &plan, poll);
+        if (status != ATTN_OK) break;
     }
-    const attn_plan plan = attn_plan_attend(problem, false);
-    return run_plan(problem, &plan, poll);
+    return status;
 }
 
 attn_status attn_append(const attn_append_problem *problem, int (*poll)(void)) {

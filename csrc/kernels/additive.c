@@ -18,7 +18,7 @@
 #include "engine/internal.h"
 #include "vocabulary/simd.h"
 #include "vocabulary/tanh_sum.h"
-#include "kernels/mask.h"
+#include "kernels/masks.h"
 #include "vocabulary/tiles.h"
 
 #define CHUNK 16             /* elements of d_qk in one short sum, even */
@@ -216,10 +216,9 @@ static real softmax_row(const additive *t, int64_t r) {
         sum = v_add(sum, x);
     }
     const real l = v_sum(sum);
-    const band all = {-ATTN_UNBOUNDED, ATTN_UNBOUNDED, t->p->n_q, t->n};
-    const segments none = {NULL, NULL};
+    const masks masks = {.band = {-ATTN_UNBOUNDED, ATTN_UNBOUNDED, t->p->n_q, t->n}, .dense = mask};
     /* scores of -inf, out of range, are not hidden ones */
-    return l == 0 && sees_any(&all, &none, &mask, t->i0 + r, 0, t->n) ? (real)NAN : l;
+    return l == 0 && masks_see_any(&masks, t->i0 + r, 0, t->n) ? (real)NAN : l;
 }
 
 /* Exponentials @ values, in chains of VALUE_KEYS. */

@@ -298,7 +298,7 @@ static void run(const attn_call *call, int64_t task, void *scratch) {
         .g = g, .p = &g->attention, .plan = call->plan, .shared = call->shared, .wanted = r.wanted};
     w.rows = lse_rows(w.p);
     w.gradients = (real *)scratch + s->gradients;
-    w.caps = (real *)scratch + s->caps;
+    w.derivatives = (real *)scratch + s->derivatives;
     w.scores_wanted = r.wanted & TO_MASK || (r.wanted & TO_KEYS && g->key.data) ||
                       (r.wanted & TO_QUERIES && (g->query.data || g->alibi_slopes));
     for (int64_t b = r.b0; b < r.b1; b++) {

@@ -26,9 +26,9 @@ typedef struct work {
     int64_t rows; /* of all entries and heads */
     real *shared; /* gradients of sinks and of slopes, row by row */
     int wanted;
-    bool scores_wanted;        /* dS, not P alone */
-    real *gradients, *caps;    /* of the tile: dP, then dS; the softcap's derivative */
-    const real *keys, *values; /* of the block */
+    bool scores_wanted;            /* dS, not P alone */
+    real *gradients, *derivatives; /* of the tile: dP, then dS; the score function's */
+    const real *keys, *values;     /* of the block */
     int64_t key_stride, value_stride;
     int panels;
     panel panel[BACKWARD_PANELS];
@@ -41,26 +41,13 @@ static const stored *rows_of(const attn_tensor *t, const block *b, int64_t head,
     return (const stored *)t->data + at(t, b->batch, head, row);
 }
 
-/* Where anything of the panel's queries x keys [j0, j1) is visible. */
-static tile_view seen_tile(const block *b, int64_t j0, int64_t j1) {
-    const key_range keys = band_range(&b->band, b->i0, b->i1);
-    tile_view t = {b->i0, b->i1, max_i(j0, keys.begin), min_i(j1, keys.end), true, false};
-    if (b->dense.kind != ATTN_MASK_NONE && t.j0 < t.j1) t = dense_view(&b->dense, t);
-    if (b->segments.query && !shows_nothing(t)) t = segments_view(&b->segments, t);
-    /* whole vectors of lanes are worked on, so hidden lanes beside visible ones need the masks */
-    if ((t.i0 - b->i0) % LANES || (t.i1 != b->i1 && (t.i1 - b->i0) % LANES))
-        t.full = false, t.hides = true;
-    return t;
-}
-
-/* The derivative of the softcap at raw scores: 1 - tanh^2(s / c). */
-static void cap_derivatives(const block *b, int first, int vecs, int64_t n, real *restrict caps) {
-    const vec cap = v_set1(b->score.cap);
+/* Derivatives of the score function at the tile's raw scores. */
+static void score_derivatives(const block *b, int first, int vecs, int64_t n, real *restrict to) {
+    const score_fn f = b->score;
     for (int64_t j = 0; j < n; j++)
-        for (int lane = first * LANES; lane < (first + vecs) * LANES; lane += LANES) {
-            const vec t = v_tanh(v_div(v_load(b->scores + j * BLOCK_Q + lane), cap));
-            v_store(caps + j * BLOCK_Q + lane, v_fma(v_sub(v_zero(), t), t, v_set1(1)));
-        }
+        for (int lane = first * LANES; lane < (first + vecs) * LANES; lane += LANES)
+            v_store(to + j * BLOCK_Q + lane,
+                    score_derivative(&f, v_load(b->scores + j * BLOCK_Q + lane)));
 }
 
 /* Final scores of the tile in b->scores. */
@@ -70,7 +57,7 @@ static void tile_scores(const work *w, const block *b, tile_view t, int64_t j0, 
     real *const scores = b->scores;
     row_products(b->panel + first * LANES, vecs, w->keys + (t.j0 - j0) * w->key_stride,
                  w->key_stride, n, w->p->d_qk, scores + first * LANES);
-    if (b->score.cap != 0) cap_derivatives(b, first, vecs, n, w->caps);
+    if (b->score.bends) score_derivatives(b, first, vecs, n, w->derivatives);
     if (cut || !t.full || b->score.any) finish_scores(b, t, first, vecs, cut, scores);
     if (cut || t.hides)
         for (int64_t e = 0; e < n * BLOCK_Q; e++) b->hidden[e] = scores[e] == -REAL_INF;
@@ -97,9 +84,9 @@ static void score_gradients(const work *w, panel *q, tile_view t, int first, int
     const block *b = &q->b;
     const dense given = dense_of(&w->g->grad_weights, b->batch, b->head);
     const bool to_mask = w->wanted & TO_MASK, slopes = w->g->alibi_slopes && !to_mask;
-    const bool capped = b->score.cap != 0 && !to_mask;
+    const bool bends = b->score.bends && !to_mask;
     const vec scale = v_set1(to_mask ? 1 : (real)w->p->scale);
-    mask_run run;
+    dense_run run;
     for (int lane = first * LANES; lane < (first + vecs) * LANES; lane += LANES) {
         const vec delta = v_load(q->delta + lane);
         vec slope = v_zero();
@@ -109,7 +96,9 @@ static void score_gradients(const work *w, panel *q, tile_view t, int first, int
             const vec weight = v_load(b->scores + at), dp = v_load(w->gradients + at);
             vec rest = delta, x;
             if (given.kind != ATTN_MASK_NONE) {
-                if (k == 0) load_run(b, &given, lane, j, (int)min_i(LANES, t.j1 - j), &run);
+                if (k == 0)
+                    dense_run_load(&given, b->i0 + lane, b->i1, j, (int)min_i(LANES, t.j1 - j),
+                                   &run);
                 rest = v_sub(delta, run.bias[k]);
             }
             if (kept == b->scores) x = v_mul(weight, v_sub(dp, rest));
@@ -120,8 +109,8 @@ static void score_gradients(const work *w, panel *q, tile_view t, int first, int
                 const real distance = (real)(b->i0 + lane + b->score.offset - j);
                 slope = v_fma(x, v_abs(v_add(v_iota(), v_set1(distance))), slope);
             }
-            if (capped) {
-                x = v_mul(x, v_load(w->caps + at));
+            if (bends) {
+                x = v_mul(x, v_load(w->derivatives + at));
                 x = v_select(v_eq(weight, v_zero()), v_zero(), x);
             }
             v_store(w->gradients + at, v_mul(x, scale));
@@ -136,7 +125,7 @@ static void score_gradients(const work *w, panel *q, tile_view t, int first, int
 static void add_to_parts(const work *w, panel *q, tile_view t, int first, int vecs) {
     const block *b = &q->b;
     const dense given = dense_of(&w->g->grad_weights, b->batch, b->head);
-    mask_run run;
+    dense_run run;
     for (int lane = first * LANES; lane < (first + vecs) * LANES; lane += LANES) {
         const real *s = b->scores + lane;
         const vec old = v_load(q->high + lane);
@@ -148,7 +137,8 @@ static void add_to_parts(const work *w, panel *q, tile_view t, int first, int ve
             const vec weight = v_exp16(v_sub(v_load(s), base));
             sum = v_add(sum, weight);
             if (given.kind == ATTN_MASK_NONE) continue;
-            if (k == 0) load_run(b, &given, lane, j, (int)min_i(LANES, t.j1 - j), &run);
+            if (k == 0)
+                dense_run_load(&given, b->i0 + lane, b->i1, j, (int)min_i(LANES, t.j1 - j), &run);
             const vec next = v_fma(weight, run.bias[k], product);
             product = v_select(v_eq(weight, v_zero()), product, next);
         }
@@ -245,12 +235,12 @@ static void add_products(const work *w, const panel *q, tile_view t, int64_t r0,
 
 static void run_tile(const work *w, panel *q, int64_t j0, int64_t j1) {
     const block *b = &q->b;
-    const tile_view t = seen_tile(b, j0, j1);
-    if (t.i0 >= t.i1 || t.j0 >= t.j1) return;
+    const tile_view t = view_of(b, j0, j1);
+    if (shows_nothing(t)) return;
     const int first = (int)(t.i0 - b->i0) / LANES;
     const int vecs = (int)(t.i1 - b->i0 + LANES - 1) / LANES - first;
     const int64_t r0 = first * LANES, r1 = min_i(b->n, r0 + vecs * LANES);
-    const bool cut = !band_full(&b->band, b->i0 + r0, b->i0 + r1, t.j0, t.j1);
+    const bool cut = masks_cut(&b->masks, b->i0 + r0, b->i0 + r1, t.j0, t.j1);
     tile_scores(w, b, t, j0, first, vecs, cut);
     if (w->wanted & TO_PARTS) {
         add_to_parts(w, q, t, first, vecs);

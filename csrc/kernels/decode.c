@@ -15,7 +15,7 @@
 #include "vocabulary/simd.h"
 #include "vocabulary/exp.h"
 #include "kernels/dropout.h"
-#include "kernels/mask.h"
+#include "kernels/masks.h"
 #include "kernels/score.h"
 #include "kernels/cache.h"
 #include "vocabulary/stream.h"
@@ -43,8 +43,8 @@ static split split_of(const attn_call *call, int64_t batch, int64_t kv_head) {
     if (p->query_starts) {
         s.query_row = p->query_starts[batch];
         s.key_row = p->key_starts[batch];
-        if (s.band.n_q > DECODE_MAX_Q) s.band.n_q = 0; /* the prefill kernel's */
     }
+    if (attn_method_of(p, batch) != ATTN_DECODE) s.band.n_q = 0;
     s.keys = s.band.n_q ? band_range(&s.band, 0, s.band.n_q) : (key_range){0, 0};
     s.first = s.keys.begin / SPLIT_KV;
     return s;
@@ -124,18 +124,14 @@ static void score_rows(const split *s, int64_t j0, int64_t j1, const real *queri
  * the lanes past the end. */
 static void finish_row(const split *s, row_index i, int64_t from, int64_t j0, int64_t j1,
                        real *restrict scores) {
-    const dense mask = dense_of(&s->p->mask, s->batch, i.head);
+    const masks masks = masks_of(s->p, s->batch, i.head);
     const score_fn score = score_of(s->p, s->batch, i.head);
-    const segments ids = segments_of(s->p, s->batch);
     for (int64_t j = from; j < j1; j += LANES) {
-        const int n = (int)min_i(LANES, j1 - j);
         vec x = v_load(scores + j - j0);
         if (score.any)
             x = score_apply(&score, x, v_sub(v_set1((real)(i.query + score.offset - j)), v_iota()));
-        if (mask.kind != ATTN_MASK_NONE) x = dense_apply(x, dense_load(&mask, i.query, j, n));
-        if (ids.query) x = segments_apply_key(ids.key + j, n, ids.query[i.query], x);
-        x = band_apply_query(&s->band, x, i.query, j);
-        v_store(scores + j - j0, v_select(v_first(n), x, v_set1(-REAL_INF)));
+        x = masks_apply_query(&masks, x, i.query, j, (int)min_i(LANES, j1 - j));
+        v_store(scores + j - j0, x);
     }
 }
 
@@ -244,9 +240,10 @@ static void attend_split(const attn_call *call, const split *s, int64_t j0, int6
     real *const queries = (real *)scratch + plan->scratch.queries;
     real *const scores = (real *)scratch + plan->scratch.scores;
     uint8_t *const hidden = (uint8_t *)((real *)scratch + plan->scratch.hidden);
-    const bool masked = p->mask.kind != ATTN_MASK_NONE || p->query_segments ||
-                        !band_full(&s->band, 0, s->band.n_q, j0, j1);
-    const bool whole = masked || score_of(p, s->batch, 0).any; /* else only the end needs care */
+    const int64_t head = row_of(s, 0).head; /* what any head of the group needs, all do */
+    const masks masks = masks_of(p, s->batch, head);
+    const bool masked = masks_hide(&masks, 0, s->band.n_q, j0, j1);
+    const bool whole = masked || score_of(p, s->batch, head).any; /* else only the end needs care */
 
     pack_rows(s, queries);
     score_rows(s, j0, j1, queries, scores);
@@ -344,10 +341,8 @@ static void merge_row(const attn_call *call, const split *s, int64_t r) {
         merge_partial(first, first + k * step, p->d_v);
     }
     if (first[1] == 0 && row_exists(s, r)) { /* scores of -inf, out of range, are not hidden ones */
-        const dense mask = dense_of(&p->mask, s->batch, i.head);
-        const segments ids = segments_of(p, s->batch);
-        if (sees_any(&s->band, &ids, &mask, i.query, s->keys.begin, s->keys.end))
-            first[1] = (real)NAN;
+        const masks masks = masks_of(p, s->batch, i.head);
+        if (masks_see_any(&masks, i.query, s->keys.begin, s->keys.end)) first[1] = (real)NAN;
     }
     if (p->sinks) {
         real *const sink = (real *)call->shared + plan->shared_reals - plan->n_tasks -

@@ -6,67 +6,22 @@
 
 #include "kernels/query_block.h"
 
-/* The dense mask for one vector of queries and a run of keys: bits where it is bool and dense along
- * the keys, else biases, one vector per key. */
-typedef struct mask_run {
-    uint32_t bits[LANES]; /* of each query, bit k = key k */
-    vec bias[LANES];      /* of each key */
-} mask_run;
-
-#define RUN_BITS 32
-
-static inline bool mask_is_bits(const dense *m) {
-    return m->kind == ATTN_MASK_BOOL && m->col == 1 && m->row != 0;
-}
-
-static void load_run(const block *b, const dense *mask, int lane, int64_t j, int n, mask_run *run) {
-    const int64_t i = b->i0 + lane;
-    if (mask_is_bits(mask)) {
-        for (int l = 0; l < LANES; l++)
-            run->bits[l] = bits_of_bytes(
-                (const uint8_t *)mask->data + min_i(i + l, b->i1 - 1) * mask->row + j, n);
-    } else if (mask->row == 0) { /* one mask row for all queries */
-        for (int k = 0; k < n; k++) run->bias[k] = v_set1(dense_at(mask, 0, j + k));
-    } else {
-        const real *bias = (const real *)(mask->data + i * mask->row) + j;
-        const bool whole = mask->kind == ATTN_MASK_ADD && mask->col == mask->size && n == LANES &&
-                           i + LANES <= b->i1;
-        vec r[LANES];
-        if (whole)
-            UNROLL_FOR (int l = 0; l < LANES; l++)
-                r[l] = v_load(bias + l * (mask->row / mask->col));
-        else
-            for (int l = 0; l < LANES; l++) r[l] = dense_load(mask, min_i(i + l, b->i1 - 1), j, n);
-        v_transpose(r);
-        memcpy(run->bias, r, sizeof r);
-    }
-}
-
-/* What finish_scores does to a block, in locals: stores to the scores could alias the block. */
+/* What final_scores does to one vector of queries, in locals: stores to the scores could alias the
+ * block. */
 typedef struct finish {
     score_fn score;
-    band band;
-    bool cut;                 /* the band hides something */
-    const int64_t *query_ids; /* of the lanes' segments, or NULL */
-    int queries;              /* real ones among the lanes */
+    lane_masks masks;
 } finish;
 
-/* One vector of scores, of queries from i on for key j, through score function and masks. */
-INLINE vec finish_score(const finish *f, vec s, const mask_run *run, int k, const bool masked,
-                        const bool bits, const int64_t *key_ids, int64_t i, int64_t j) {
-    if (f->score.any)
-        s = score_apply(&f->score, s, v_add(v_iota(), v_set1((real)(i + f->score.offset - j))));
-    if (masked && bits) s = v_select(v_bit(run->bits, k), s, v_set1(-REAL_INF));
-    else if (masked) s = dense_apply(s, run->bias[k]);
-    if (f->cut) s = band_apply_key(&f->band, s, i, j);
-    if (f->query_ids) s = segments_apply_key(f->query_ids, f->queries, key_ids[j], s);
-    return s;
-}
-
-INLINE vec finish_run(finish f, const mask_run *run, int n, const bool masked, const bool bits,
-                      const int64_t *key_ids, int64_t i, int64_t j, vec top, real *restrict s) {
+/* n keys from j on, all of one run, for queries from i on; top is the maximum so far. */
+INLINE vec finish_run(finish f, const dense_form form, const dense_run *run, int n, int64_t i,
+                      int64_t j, vec top, real *restrict s) {
     for (int k = 0; k < n; k++, s += BLOCK_Q) {
-        const vec x = finish_score(&f, v_load(s), run, k, masked, bits, key_ids, i, j + k);
+        vec x = v_load(s);
+        if (f.score.any)
+            x = score_apply(&f.score, x,
+                            v_add(v_iota(), v_set1((real)(i + f.score.offset - j - k))));
+        x = lane_masks_apply(&f.masks, form, run, k, x, i, j + k);
         v_store(s, x);
         top = v_max(x, top);
     }
@@ -76,31 +31,27 @@ INLINE vec finish_run(finish f, const mask_run *run, int n, const bool masked, c
 /* Score functions and masks on a block that needs them, and the maxima anew. */
 static void finish_scores(const block *b, tile_view t, int first, int vecs, bool cut,
                           real *restrict scores) {
-    const bool masked = b->dense.kind != ATTN_MASK_NONE && !t.full, bits = mask_is_bits(&b->dense);
-    const int64_t *ids = t.full ? NULL : b->segments.query, *key_ids = b->segments.key;
-    const int most = masked && !bits ? LANES : RUN_BITS;
     for (int lane = first * LANES; lane < (first + vecs) * LANES; lane += LANES) {
         const int64_t i = b->i0 + lane;
-        const finish f = {b->score, b->band, cut, ids ? ids + i : NULL,
-                          (int)min_i(LANES, b->i1 - i)};
+        const finish f = {b->score, lane_masks_of(&b->masks, t, cut, i, b->i1)};
+        const dense_form form = f.masks.form;
+        const int most = form == DENSE_BIASES ? LANES : RUN_BITS;
         vec top = v_set1(-REAL_INF);
-        mask_run run;
+        dense_run run;
         /* gcc does not see that only what is loaded is read */
         run.bits[0] = 0, run.bias[0] = v_zero();
         for (int64_t j = t.j0; j < t.j1; j += most) {
             const int n = (int)min_i(most, t.j1 - j);
             real *s = scores + (j - t.j0) * BLOCK_Q + lane;
-            if (!masked) {
-                top = finish_run(f, NULL, n, false, false, key_ids, i, j, top, s);
-                continue;
-            }
-            load_run(b, &b->dense, lane, j, n, &run);
-            if (bits) top = finish_run(f, &run, n, true, true, key_ids, i, j, top, s);
-            else top = finish_run(f, &run, n, true, false, key_ids, i, j, top, s);
+            if (form != DENSE_NONE) dense_run_load(&b->masks.dense, i, b->i1, j, n, &run);
+            if (form == DENSE_NONE) top = finish_run(f, DENSE_NONE, NULL, n, i, j, top, s);
+            else if (form == DENSE_BITS) top = finish_run(f, DENSE_BITS, &run, n, i, j, top, s);
+            else top = finish_run(f, DENSE_BIASES, &run, n, i, j, top, s);
         }
         v_store(b->top + lane, top);
     }
 }
+
 /* The weights that multiply the values: those of the softmax, or a copy after dropout. */
 static const real *dropped_weights(const block *b, tile_view t, int64_t lanes, const real *scores) {
     uint32_t rows[BLOCK_Q];

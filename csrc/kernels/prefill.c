@@ -27,9 +27,8 @@
 
 /* The keys of [j0, j1) that the band shows to any query of vector v of the lanes. */
 static key_range seen_by(const block *b, int v, int64_t j0, int64_t j1) {
-    const int64_t i0 = b->i0 + v * LANES, i1 = min_i(i0 + LANES, b->i1);
-    const int64_t begin = max_i(j0, min_i(j1, i0 + b->band.first));
-    return (key_range){begin, max_i(begin, min_i(j1, min_i(i1 + b->band.last, b->band.n_kv)))};
+    const int64_t i0 = b->i0 + v * LANES;
+    return masks_within(&b->masks, i0, min_i(i0 + LANES, b->i1), j0, j1);
 }
 
 /* scores[j - t.j0][lane] for keys of t and vectors of lanes [first, last), and lanes' maxima. */
@@ -87,24 +86,6 @@ static void softmax_block(const block *b, int first, int vecs, int64_t n, real *
     }
 }
 
-/* Where anything of the block's queries x keys [j0, j1) is visible. */
-static tile_view view_of(const block *b, int64_t j0, int64_t j1) {
-    tile_view t = {b->i0, b->i1, max_i(j0, b->seen.begin), min_i(j1, b->seen.end), true, false};
-    if (t.j0 >= t.j1) return t;
-    if (b->dense.kind != ATTN_MASK_NONE) {
-        const int64_t index = j0 / b->plan->block_kv, corner = index * b->plan->block_kv;
-        const attn_tile_class c = b->classes[index - b->plan->first_block];
-        t.i0 = b->i0 + c.i0, t.i1 = min_i(b->i0 + c.i1, b->i1);
-        t.j0 = max_i(t.j0, corner + c.j0), t.j1 = min_i(t.j1, corner + c.j1);
-        t.full = c.full, t.hides = c.hides;
-    }
-    if (b->segments.query && !shows_nothing(t)) t = segments_view(&b->segments, t);
-    /* whole vectors of lanes are worked on, so hidden lanes beside visible ones need the masks */
-    if ((t.i0 - b->i0) % LANES || (t.i1 != b->i1 && (t.i1 - b->i0) % LANES))
-        t.full = false, t.hides = true;
-    return t;
-}
-
 /* What the output so far of vectors [first, last) is to be multiplied with; NULL: there is none. */
 static const real *alpha_of(block *b, int first, int last, bool guarded) {
     bool none = !guarded;
@@ -143,7 +124,7 @@ static void attend_block(block *b, tile_view t, key_operand keys, value_operand 
                          real *restrict scores) {
     const int first = (int)(t.i0 - b->i0) / LANES, last = (int)(t.i1 - b->i0 + LANES - 1) / LANES;
     const bool cut =
-        !band_full(&b->band, b->i0 + first * LANES, min_i(b->i1, b->i0 + last * LANES), t.j0, t.j1);
+        masks_cut(&b->masks, b->i0 + first * LANES, min_i(b->i1, b->i0 + last * LANES), t.j0, t.j1);
     const bool guarded = (cut || t.hides) && !values_all_finite(values, t.j1 - t.j0, b->p->d_v);
     score_block(b, t, first, last, keys, scores);
     if (!cut) {
@@ -192,7 +173,7 @@ static void mark_lost_rows(const block *b) {
         const tile_view t = view_of(b, j0, j1);
         if (shows_nothing(t)) continue;
         for (int64_t i = t.i0; i < t.i1; i++)
-            if (b->l[i - b->i0] == 0 && sees_any(&b->band, &b->segments, &b->dense, i, t.j0, t.j1))
+            if (b->l[i - b->i0] == 0 && masks_see_any(&b->masks, i, t.j0, t.j1))
                 b->l[i - b->i0] = (real)NAN;
     }
 }
@@ -348,7 +329,7 @@ static void run(const attn_call *call, int64_t task, void *scratch) {
     const int n = blocks_of(call, task, scratch, blocks);
     real *block_max = (real *)scratch + call->plan->scratch.block_max;
 
-    if (p->query_starts && blocks->band.n_q <= DECODE_MAX_Q) return; /* the decode kernel's */
+    if (attn_method_of(p, blocks->batch) != ATTN_PREFILL) return;
     if (!attend_task(blocks, n, block_max)) return;
     for (block *b = blocks; b < blocks + n; b++) b->small = true;
     attend_task(blocks, n, block_max);
@@ -359,8 +340,7 @@ static void prepare(const attn_call *call, int64_t task) {
     const attn_problem *p = call->problem;
     const attn_plan *plan = call->plan;
     const int64_t slice = task / plan->q_blocks, i0 = task % plan->q_blocks * BLOCK_Q;
-    const int64_t heads = p->mask.stride_head ? p->n_heads : 1;
-    const dense mask = dense_of(&p->mask, slice / heads, slice % heads);
+    const dense mask = dense_of(&p->mask, slice / mask_heads(p), slice % mask_heads(p));
     attn_tile_class *out = (attn_tile_class *)call->shared + task * plan->key_blocks;
     _Static_assert(BLOCK_Q <= TILE_CLASS_MAX, "places in a block fit attn_tile_class");
     for (int64_t k = 0; k < plan->key_blocks; k++) {
@@ -371,14 +351,7 @@ static void prepare(const attn_call *call, int64_t task) {
                                           .i1 = min_i(i0 + BLOCK_Q, p->n_q),
                                           .j0 = j0,
                                           .j1 = min_i(j0 + plan->block_kv, p->n_kv)});
-        out[k] = (attn_tile_class){0};
-        if (t.j0 < t.j1)
-            out[k] = (attn_tile_class){(uint8_t)(t.i0 - i0),
-                                       (uint8_t)(t.i1 - i0),
-                                       (uint8_t)(t.j0 - j0),
-                                       (uint8_t)(t.j1 - j0),
-                                       t.full,
-                                       t.hides};
+        out[k] = class_of_view(t, i0, j0);
     }
 }
 

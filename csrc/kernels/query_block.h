@@ -7,7 +7,7 @@
 #include "vocabulary/simd.h"
 #include "vocabulary/exp.h"
 #include "kernels/dropout.h"
-#include "kernels/mask.h"
+#include "kernels/masks.h"
 #include "kernels/score.h"
 #include "kernels/cache.h"
 #include "vocabulary/tiles.h"
@@ -19,11 +19,9 @@ typedef struct block { /* what a task works on */
     int64_t i0, n, i1;          /* queries [i0, i1) that are not padding; n = lanes in use */
     int64_t query_row, key_row; /* where the entry's rows begin (packed sequences) */
     int vecs;                   /* vectors of lanes in use */
-    band band;
-    key_range seen; /* the keys that the band shows to any of them */
-    segments segments;
-    dense dense;
-    const attn_tile_class *classes; /* of the dense mask's tiles, per key block */
+    masks masks;
+    key_range seen;                 /* the keys that the band shows to any of them */
+    const attn_tile_class *classes; /* of the dense mask's tiles, per key block; or NULL */
     score_fn score;
     dropout dropout;
     real *panel, *scores, *weights, *output, *m, *l, *alpha, *top;
@@ -34,13 +32,6 @@ typedef struct block { /* what a task works on */
     bool overflow[BLOCK_Q]; /* rows whose output so far is out of range */
     bool small;             /* weights that meet values are times SMALL */
 } block;
-
-/* The dense masks of two tasks are one where the strides say so: index of the distinct slice. */
-static int64_t mask_slice(const attn_problem *p, int64_t batch, int64_t head) {
-    const attn_mask *m = &p->mask;
-    const int64_t heads = m->stride_head ? p->n_heads : 1;
-    return (m->stride_batch || m->batch_offsets ? batch * heads : 0) + (m->stride_head ? head : 0);
-}
 
 static void place_block(block *b, int64_t task) { /* which batch entry, head and queries it is */
     const attn_problem *p = b->p;
@@ -67,15 +58,13 @@ static void place_block(block *b, int64_t task) { /* which batch entry, head and
 static void fill_block(block *b, real *scratch) {
     const attn_problem *p = b->p;
     const attn_scratch *s = &b->plan->scratch;
-    b->band = band_of(p, b->batch);
-    b->segments = segments_of(p, b->batch);
-    b->dense = dense_of(&p->mask, b->batch, b->head);
+    b->masks = masks_of(p, b->batch, b->head);
     b->score = score_of(p, b->batch, b->head);
     b->dropout = dropout_of(p, b->batch, b->head);
-    b->i1 = max_i(b->i0, min_i(b->i0 + BLOCK_Q, b->band.n_q));
+    b->i1 = max_i(b->i0, min_i(b->i0 + BLOCK_Q, b->masks.band.n_q));
     b->n = b->i1 - b->i0;
     b->vecs = (int)((b->n + LANES - 1) / LANES);
-    b->seen = b->n ? band_range(&b->band, b->i0, b->i1) : (key_range){0, 0};
+    b->seen = b->n ? band_range(&b->masks.band, b->i0, b->i1) : (key_range){0, 0};
     b->panel = scratch + s->queries;
     b->scores = scratch + s->scores;
     b->weights = scratch + s->weights;
@@ -88,6 +77,16 @@ static void fill_block(block *b, real *scratch) {
     b->value_copy = scratch + s->values;
     b->dropped = scratch + s->dropped;
     b->hidden = (uint8_t *)(scratch + s->hidden);
+}
+
+/* Where anything of the block's queries x keys [j0, j1), of one block of keys, is visible. */
+static tile_view view_of(const block *b, int64_t j0, int64_t j1) {
+    const tile_view t = {b->i0, b->i1, max_i(j0, b->seen.begin), min_i(j1, b->seen.end),
+                         true,  false};
+    const int64_t index = j0 / b->plan->block_kv;
+    if (shows_nothing(t)) return t;
+    return masks_view(&b->masks, t, b->classes ? b->classes + index - b->plan->first_block : NULL,
+                      index * b->plan->block_kv);
 }
 
 /* The blocks of a task, neighbours that share the scratch of keys, values and scores; how many
@@ -106,9 +105,8 @@ static inline int blocks_of(const attn_call *call, int64_t task, real *scratch, 
         b->output += n * plan->operands.output * BLOCK_Q;
         b->m += 4 * n * BLOCK_Q, b->l += 4 * n * BLOCK_Q;
         b->alpha += 4 * n * BLOCK_Q, b->top += 4 * n * BLOCK_Q;
-        b->classes = (const attn_tile_class *)call->shared +
-                     (mask_slice(p, b->batch, b->head) * plan->q_blocks + b->i0 / BLOCK_Q) *
-                         plan->key_blocks;
+        const int64_t row = mask_slice(p, b->batch, b->head) * plan->q_blocks + b->i0 / BLOCK_Q;
+        b->classes = (const attn_tile_class *)call->shared + row * plan->key_blocks;
     } while (++n < plan->task_blocks && blocks[n - 1].i0 + BLOCK_Q < p->n_q);
     return n;
 }

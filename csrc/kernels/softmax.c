@@ -4,7 +4,7 @@
 #include "engine/internal.h"
 #include "vocabulary/simd.h"
 #include "vocabulary/exp.h"
-#include "kernels/mask.h"
+#include "kernels/dense.h"
 
 /* Scores of one row from column j on, hidden lanes -inf; a quarter of each, so that the sum of a
  * finite score and a finite bias stays finite. */
