@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from .. import config
-from ..dot_product.attention import scaled_dot_product_attention
-from ..inputs.arrays import as_array, compute_type, rounded_to
+from ..inputs.arrays import as_array, rounded_to
 from ..inputs.options import check_flag
 from ..linear import heads_first, project, project_inputs, with_rows
 from ..results import MultiheadGradients, MultiheadResult, SavedMultiheadResult
+from .attend import attend, plain_layer, resolved_threads
 from .backward import NAMES, Saved, multihead_backward
 from .checks import Inputs, check_inputs, engine_masks
 from .parameters import MultiheadParameters
@@ -168,8 +168,15 @@ class MultiheadAttention(MultiheadParameters):
         TypeError
             An argument is of a wrong kind: another dtype than the layer's, an integer mask.
         """
+        threads = resolved_threads(need_weights, average_attn_weights, num_threads)
+        if key_padding_mask is None and attn_mask is None:
+            result = plain_layer(
+                self, query, key, value, is_causal, need_weights, average_attn_weights, threads
+            )
+            if result is not None:
+                return result
         tensors, masks = (query, key, value), (key_padding_mask, attn_mask, is_causal)
-        result = self._run(tensors, masks, need_weights, average_attn_weights, num_threads, False)
+        result = self._run(tensors, masks, bool(need_weights), average_attn_weights, threads, False)
         return MultiheadResult(result.output, result.weights)
 
     if TYPE_CHECKING:
@@ -237,7 +244,8 @@ class MultiheadAttention(MultiheadParameters):
             As `forward`.
         """
         tensors, masks = (query, key, value), (key_padding_mask, attn_mask, is_causal)
-        return self._run(tensors, masks, need_weights, average_attn_weights, num_threads, True)
+        threads = resolved_threads(need_weights, average_attn_weights, num_threads)
+        return self._run(tensors, masks, bool(need_weights), average_attn_weights, threads, True)
 
     def backward(
         self,
@@ -321,34 +329,21 @@ class MultiheadAttention(MultiheadParameters):
         self,
         tensors: tuple[Any, Any, Any],
         masks: tuple[Any, Any, Any],
-        need_weights: Any,
-        average: Any,
-        num_threads: Any,
+        need_weights: bool,
+        average: bool,
+        threads: int,
         save: bool,
     ) -> SavedMultiheadResult[Any]:
         """What `forward` says; `saved` is None unless asked for."""
-        need_weights = check_flag("need_weights", need_weights)
-        average = check_flag("average_attn_weights", average)
-        threads = config.resolve_threads(num_threads)
         inputs, options, heads = self._prepared(tensors, masks, threads, save)
         if self.training and self.dropout:
             seed = int(self._rng.integers(2**64, dtype=np.uint64))
             options |= {"dropout_p": self.dropout, "dropout_seed": seed}
 
-        q, k, v = heads
         added = self.add_bias_kv + self.add_zero_attn
-        context = np.empty(inputs.query.shape, q.dtype)
-        attended = scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            enable_gqa=True,
-            return_weights=need_weights,
-            return_lse=save,
-            out=heads_first(context, self.head_dim, inputs.batch_axis),
-            num_threads=num_threads,
-            **options,
-        )
+        context = np.empty(inputs.query.shape, self._kind.compute)
+        target = heads_first(context, self.head_dim, inputs.batch_axis)
+        attended = attend(heads, target, options, need_weights, save, threads)
         output = project(context, self.out_proj.weight, self.out_proj.bias)
         weights = saved = None
         if need_weights:
@@ -381,7 +376,7 @@ class MultiheadAttention(MultiheadParameters):
         features = (self.embed_dim, self.kdim, self.vdim)
         beside = {"key_padding_mask": padding, "attn_mask": mask}
         inputs = check_inputs(*tensors, self.dtype, features, self.batch_first, **beside)
-        added, compute = self.add_bias_kv + self.add_zero_attn, compute_type(self.dtype)
+        added, compute = self.add_bias_kv + self.add_zero_attn, self._kind.compute
         options = engine_masks(
             padding, mask, is_causal, inputs, self.num_heads, added, compute, keep_bias
         )

@@ -13,11 +13,14 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from ..attributes import Checked, Fact
-from ..inputs.arrays import as_floats, bfloat16, compute_type, native, rounded_to
+from ..inputs.arrays import as_floats, bfloat16, native, rounded_to
 from ..inputs.options import check_count, check_flag, check_share
 from ..shapes.single import wrong_shape
 from ..shapes.words import Shape, ShapeError, in_words
 from .settings import NAMES, check_kind
+
+# What reads each parameter off a layer, without a Python function.
+_READ = {name: attrgetter(name) for name in NAMES}
 
 
 def initial_parameters(
@@ -197,13 +200,13 @@ class MultiheadParameters:
         self.dropout = dropout
         self.training = False
         self._rng = np.random.default_rng(rng)
-        self._set(initial_parameters(self._kind.shapes(), self._rng))
+        self._shapes = self._kind.shapes()
+        self._set(initial_parameters(self._shapes, self._rng))
 
     def _set(self, parameters: Mapping[str, np.ndarray]) -> None:
         """Hold copies, rounded to the layer's dtype, in the type they are computed in."""
-        compute = compute_type(self.dtype)
         held = {
-            name: np.array(rounded(name, array, self.dtype), compute, order="C")
+            name: np.array(rounded(name, array, self.dtype), self._kind.compute, order="C")
             for name, array in parameters.items()
         }
         self.in_proj_weight = held.get("in_proj_weight")
@@ -229,13 +232,13 @@ class MultiheadParameters:
         They are of the type that is computed in, float32 for a layer of 16 bits; there
         `load_state_dict` rounds what is new.
         """
-        return ((name, attrgetter(name)(self)) for name in self._kind.shapes())
+        return ((name, _READ[name](self)) for name in self._shapes)
 
     def check_parameters(self, but: Container[str] = ()) -> None:
         """Raise ShapeError or TypeError unless all parameters but some are what they should be."""
-        compute, shapes = compute_type(self.dtype), self._kind.shapes()
-        for name in NAMES:
-            array = attrgetter(name)(self)
+        compute, shapes = self._kind.compute, self._shapes
+        for name, read in _READ.items():
+            array = read(self)
             if name in but or (array is None and name not in shapes):
                 continue
             if name not in shapes:
@@ -248,8 +251,9 @@ class MultiheadParameters:
                 raise TypeError(
                     f"{name}: got {kind}, expected an array of {compute}; load_state_dict converts"
                 )
-            otherwise = "load_state_dict checks before it changes any"
-            check_shape(name, array.shape, shapes[name], otherwise)
+            if array.shape != shapes[name]:
+                otherwise = "load_state_dict checks before it changes any"
+                check_shape(name, array.shape, shapes[name], otherwise)
 
     def __repr__(self) -> str:
         """The arguments that make such a layer, those with defaults where they differ."""
@@ -283,7 +287,7 @@ class MultiheadParameters:
         TypeError
             Not a mapping, a parameter is not floating, a tensor requires grad or lives elsewhere.
         """
-        self._set(checked_parameters(state_dict, self._kind.shapes()))
+        self._set(checked_parameters(state_dict, self._shapes))
 
     @classmethod
     def from_torch(cls, module: Any) -> Self:

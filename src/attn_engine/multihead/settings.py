@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..inputs.arrays import as_dtype
+from ..inputs.arrays import as_dtype, compute_type
 from ..inputs.options import check_count, check_flag
 from ..shapes.words import Shape
 
@@ -28,16 +28,9 @@ class LayerKind(NamedTuple):
     add_zero_attn: bool
     batch_first: bool
     dtype: np.dtype
-
-    @property
-    def head_dim(self) -> int:
-        """Size of a head of queries, keys and values."""
-        return self.embed_dim // self.num_heads
-
-    @property
-    def kv_dim(self) -> int:
-        """Size of projected keys, and of projected values."""
-        return self.num_kv_heads * self.head_dim
+    compute: np.dtype  # of the parameters as they are held, and of all products
+    head_dim: int  # of queries, keys and values
+    kv_dim: int  # size of projected keys, and of projected values
 
     def shapes(self) -> dict[str, Shape]:
         """The shape of every parameter, in torch's order."""
@@ -75,17 +68,22 @@ def check_kind(
     """The constructor's arguments."""
     embed_dim = check_count("embed_dim", embed_dim)
     num_heads = check_count("num_heads", num_heads)
+    num_kv_heads = num_heads if num_kv_heads is None else check_count("num_kv_heads", num_kv_heads)
+    head_dim = embed_dim // num_heads
     kind = LayerKind(
         embed_dim,
         num_heads,
-        num_heads if num_kv_heads is None else check_count("num_kv_heads", num_kv_heads),
+        num_kv_heads,
         embed_dim if kdim is None else check_count("kdim", kdim),
         embed_dim if vdim is None else check_count("vdim", vdim),
         check_flag("bias", bias),
         check_flag("add_bias_kv", add_bias_kv),
         check_flag("add_zero_attn", add_zero_attn),
         check_flag("batch_first", batch_first),
-        as_dtype(dtype),
+        dtype := as_dtype(dtype),
+        compute_type(dtype),
+        head_dim,
+        num_kv_heads * head_dim,
     )
     for name, of in (("embed_dim", "num_heads"), ("num_heads", "num_kv_heads")):
         size, divisor = getattr(kind, name), getattr(kind, of)
