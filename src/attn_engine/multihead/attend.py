@@ -12,13 +12,15 @@ import numpy as np
 from .. import config
 from .._core import AttentionCall, Limits
 from .._core import attend as _attend
+from ..dot_product.backward_checks import CheckedBackward, Given
+from ..dot_product.gradients import gradients
 from ..dot_product.prepare import prepare
 from ..inputs.arrays import CODES
 from ..inputs.attention_options import AttentionOptions
 from ..inputs.call import CheckedCall, Prepared, Sizes
 from ..inputs.options import check_flag
 from ..linear import HEADS_FIRST, project_inputs
-from ..results import MultiheadResult
+from ..results import AttentionGradients, MultiheadResult
 from ..shapes.words import Shape
 from .settings import LayerKind
 
@@ -117,18 +119,44 @@ def attend(
     threads: int,
 ) -> Prepared:
     """Attend from heads (batch, heads, n, d) that the layer made to `out`, which it made too."""
-    query, key, value = heads
-    batch, n_heads, n_q, d = query.shape
-    n_kv_heads, n_kv = key.shape[1:3]
-    given = AttentionOptions(**options)
-    compute = query.dtype
-    call = CheckedCall(
-        query, key, value, given.attn_mask, out, out.shape, "", (batch, n_heads, n_q),
-        Sizes(batch, n_heads, n_kv_heads, n_q, n_kv, d, d), compute, compute, CODES[compute], False,
-        1.0 / sqrt(d), given.limits((batch,), n_q, n_kv),
-        given.extras((batch,), n_heads, n_q, n_kv, compute), want_weights, want_lse, threads,
-    )  # fmt: skip
-    prepared = prepare(call)
+    prepared = prepare(_call(heads, out, options, False, want_weights, want_lse, threads))
     _attend(prepared.core)
     prepared.deliver()
     return prepared
+
+
+def gradients_of_heads(
+    heads: tuple[np.ndarray, ...],
+    given: Given,
+    options: dict[str, Any],
+    needs: list[str],
+    threads: int,
+) -> AttentionGradients:
+    """Gradients of `attend`, all in axes (batch, n, heads, d)."""
+    forward = _call(heads, None, options, True, False, False, threads)
+    inputs = dict(zip(("query", "key", "value"), heads, strict=True))
+    if forward.mask is not None:
+        inputs["attn_mask"] = forward.mask
+    return gradients(CheckedBackward(forward, given, inputs, frozenset(needs)))
+
+
+def _call(
+    heads: tuple[np.ndarray, ...],
+    out: np.ndarray | None,
+    options: dict[str, Any],
+    bshd: bool,
+    want_weights: bool,
+    want_lse: bool,
+    threads: int,
+) -> CheckedCall:
+    """The call of attention, as if checked: the layer made heads and options to fit each other."""
+    query, key, value = heads
+    batch, n_heads, n_q, d = query.swapaxes(1, 2).shape if bshd else query.shape
+    n_kv_heads, n_kv = key.shape[2:0:-1] if bshd else key.shape[1:3]
+    given, compute = AttentionOptions(**options), query.dtype
+    return CheckedCall(
+        query, key, value, given.attn_mask, out, query.shape, "the heads", (batch, n_heads, n_q),
+        Sizes(batch, n_heads, n_kv_heads, n_q, n_kv, d, d), compute, compute, CODES[compute], bshd,
+        1.0 / sqrt(d), given.limits((batch,), n_q, n_kv),
+        given.extras((batch,), n_heads, n_q, n_kv, compute), want_weights, want_lse, threads,
+    )  # fmt: skip
