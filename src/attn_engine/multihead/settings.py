@@ -15,7 +15,7 @@ NAMES = (
 )
 
 
-class LayerKind(NamedTuple):
+class LayerSettings(NamedTuple):
     """The arguments of a layer, checked, and what follows from them."""
 
     embed_dim: int
@@ -28,9 +28,10 @@ class LayerKind(NamedTuple):
     add_zero_attn: bool
     batch_first: bool
     dtype: np.dtype
-    compute: np.dtype  # of the parameters as they are held, and of all products
-    head_dim: int  # of queries, keys and values
+    head_dim: int  # size of a head of queries, keys and values
     kv_dim: int  # size of projected keys, and of projected values
+    added: int  # keys that the layer puts before those of a call
+    compute: np.dtype  # what is computed in, and parameters are held in
 
     def shapes(self) -> dict[str, Shape]:
         """The shape of every parameter, in torch's order."""
@@ -53,7 +54,7 @@ class LayerKind(NamedTuple):
         return shapes
 
 
-def check_kind(
+def check_settings(
     embed_dim: Any,
     num_heads: Any,
     num_kv_heads: Any,
@@ -64,27 +65,23 @@ def check_kind(
     add_zero_attn: Any,
     batch_first: Any,
     dtype: Any,
-) -> LayerKind:
+) -> LayerSettings:
     """The constructor's arguments."""
     embed_dim = check_count("embed_dim", embed_dim)
     num_heads = check_count("num_heads", num_heads)
     num_kv_heads = num_heads if num_kv_heads is None else check_count("num_kv_heads", num_kv_heads)
-    head_dim = embed_dim // num_heads
-    kind = LayerKind(
-        embed_dim,
-        num_heads,
-        num_kv_heads,
-        embed_dim if kdim is None else check_count("kdim", kdim),
-        embed_dim if vdim is None else check_count("vdim", vdim),
-        check_flag("bias", bias),
-        check_flag("add_bias_kv", add_bias_kv),
-        check_flag("add_zero_attn", add_zero_attn),
-        check_flag("batch_first", batch_first),
-        dtype := as_dtype(dtype),
-        compute_type(dtype),
-        head_dim,
-        num_kv_heads * head_dim,
-    )
+    kdim = embed_dim if kdim is None else check_count("kdim", kdim)
+    vdim = embed_dim if vdim is None else check_count("vdim", vdim)
+    bias = check_flag("bias", bias)
+    add_bias_kv = check_flag("add_bias_kv", add_bias_kv)
+    add_zero_attn = check_flag("add_zero_attn", add_zero_attn)
+    batch_first = check_flag("batch_first", batch_first)
+    dtype, head_dim = as_dtype(dtype), embed_dim // num_heads
+    kind = LayerSettings(
+        embed_dim, num_heads, num_kv_heads, kdim, vdim,
+        bias, add_bias_kv, add_zero_attn, batch_first, dtype,
+        head_dim, num_kv_heads * head_dim, add_bias_kv + add_zero_attn, compute_type(dtype),
+    )  # fmt: skip
     for name, of in (("embed_dim", "num_heads"), ("num_heads", "num_kv_heads")):
         size, divisor = getattr(kind, name), getattr(kind, of)
         if size % divisor:
