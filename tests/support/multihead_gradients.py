@@ -80,7 +80,7 @@ class Training:
 def of_dtype(layer, dtype):
     """A layer of another dtype, otherwise the same, in what its dropout drops too."""
     other = copy.deepcopy(layer)
-    other._kind = layer._kind._replace(dtype=np.dtype(dtype))
+    other._kind = layer._kind._replace(dtype=np.dtype(dtype), compute=np.dtype(dtype))
     other.load_state_dict(layer.state_dict())
     return other
 

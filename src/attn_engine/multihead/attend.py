@@ -1,5 +1,6 @@
 """Attention within a layer, whose queries, keys and values fit by construction."""
 
+from collections.abc import Iterable
 from math import sqrt
 from typing import Any
 
@@ -7,10 +8,13 @@ import numpy as np
 
 from .. import _core
 from .._core import AttentionCall, Limits
-from ..dot_product.checks import check
+from ..dot_product.backward_checks import CheckedBackward, Given
+from ..dot_product.gradients import gradients
 from ..dot_product.prepare import prepare
 from ..inputs.arrays import CODES, is_walkable
 from ..inputs.attention_options import AttentionOptions
+from ..inputs.call import CheckedCall, Sizes
+from ..results import AttentionGradients
 
 _ALL = Limits()  # every key
 
@@ -42,10 +46,44 @@ def attend(
             )
         )  # fmt: skip
         return weights, lse
-    given = AttentionOptions(
-        enable_gqa=True, return_weights=want_weights, return_lse=want_lse, out=out, **options
-    )
-    call = prepare(check(query, key, value, given, threads))
+    call = prepare(_checked(heads, out, options, False, want_weights, want_lse, threads))
     _core.attend(call.core)
     call.deliver()
     return call.weights, call.lse
+
+
+def gradients_of_heads(
+    heads: tuple[np.ndarray, ...],
+    given: Given,
+    options: dict[str, Any],
+    needs: Iterable[str],
+    threads: int,
+) -> AttentionGradients:
+    """Return the gradients of `attend`; all arrays are (batch, n, heads, head_dim) here."""
+    forward = _checked(heads, None, options, True, False, False, threads)
+    inputs = dict(zip(("query", "key", "value"), heads, strict=True))
+    if forward.mask is not None:
+        inputs["attn_mask"] = forward.mask
+    return gradients(CheckedBackward(forward, given, inputs, frozenset(needs)))
+
+
+def _checked(
+    heads: tuple[np.ndarray, ...],
+    out: np.ndarray | None,
+    options: dict[str, Any],
+    bshd: bool,
+    want_weights: bool,
+    want_lse: bool,
+    threads: int,
+) -> CheckedCall:
+    """Return the call of attention, whose heads and options the layer made to fit each other."""
+    query, key, value = heads
+    batch, n_heads, n_q, d = query.swapaxes(1, 2).shape if bshd else query.shape
+    n_kv_heads, n_kv = key.shape[2:0:-1] if bshd else key.shape[1:3]
+    given, compute = AttentionOptions(**options), query.dtype
+    return CheckedCall(
+        query, key, value, given.attn_mask, out, query.shape, "the heads", (batch, n_heads, n_q),
+        Sizes(batch, n_heads, n_kv_heads, n_q, n_kv, d, d), compute, compute, CODES[compute], bshd,
+        1.0 / sqrt(d), given.limits((batch,), n_q, n_kv),
+        given.extras((batch,), n_heads, n_q, n_kv, compute), want_weights, want_lse, threads,
+    )  # fmt: skip

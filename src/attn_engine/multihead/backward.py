@@ -5,8 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..dot_product.backward import scaled_dot_product_attention_backward
-from ..dot_product.backward_checks import check_needs, like_forward
+from ..dot_product.backward_checks import Given, check_needs, like_forward
 from ..inputs.arrays import native, rounded_to
 from ..linear import (
     gradient_of_tokens,
@@ -16,6 +15,7 @@ from ..linear import (
     sum_of_rows,
 )
 from ..results import AttentionGradients, MultiheadGradients
+from .attend import gradients_of_heads
 from .checks import Inputs
 from .parameters import MultiheadParameters
 
@@ -51,7 +51,7 @@ class Saved(NamedTuple):
 
 
 def multihead_backward(
-    saved: Saved, grad_output: Any, grad_weights: Any, needs: Iterable[str], num_threads: int | None
+    saved: Saved, grad_output: Any, grad_weights: Any, needs: Iterable[str], threads: int
 ) -> MultiheadGradients:
     """Gradients of a call, checked; raises all that `MultiheadAttention.backward` documents."""
     needs = check_needs(needs, (*NAMES, *saved.parameters))
@@ -72,7 +72,7 @@ def multihead_backward(
         of["out_proj.weight"] = gradient_of_weight(grad, saved.context)
     if "out_proj.bias" in needs:
         of["out_proj.bias"] = sum_of_rows(grad)
-    by_heads = _attention(saved, grad, grad_weights, needs, num_threads)
+    by_heads = _attention(saved, grad, grad_weights, needs, threads)
     of |= _projections(saved, by_heads, needs)
     of |= _masks(saved, by_heads.attn_mask, needs)
 
@@ -108,7 +108,7 @@ def _attention(
     grad: np.ndarray,
     grad_weights: np.ndarray | None,
     needs: frozenset[str],
-    num_threads: int | None,
+    threads: int,
 ) -> AttentionGradients:
     """Gradients by the heads (batch, n, heads, d) of query, key and value, and by the one bias."""
     ways = {
@@ -124,18 +124,11 @@ def _attention(
     if not wanted:
         return AttentionGradients(*(None,) * 6)
     to_context = gradient_of_tokens(grad, saved.parameters["out_proj.weight"])
-    return scaled_dot_product_attention_backward(
-        saved.by_rows(to_context),
-        *(x.swapaxes(1, 2) for x in saved.heads),
-        saved.by_rows(saved.context),
-        saved.lse,
-        **options,
-        enable_gqa=True,
-        layout="bshd",
-        grad_weights=grad_weights,
-        needs=wanted,
-        num_threads=num_threads,
+    given = Given(
+        saved.by_rows(to_context), saved.by_rows(saved.context), saved.lse, grad_weights, None
     )
+    heads = tuple(x.swapaxes(1, 2) for x in saved.heads)
+    return gradients_of_heads(heads, given, options, wanted, threads)
 
 
 def _projections(

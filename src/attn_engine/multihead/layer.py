@@ -314,8 +314,8 @@ class MultiheadAttention(MultiheadParameters):
             )
         if saved.layer is not self:
             raise ValueError("saved: of a call of another layer; call forward_and_save of this one")
-        config.resolve_threads(num_threads)  # a wrong number is refused before anything is computed
-        return multihead_backward(saved, grad_output, grad_weights, needs, num_threads)
+        threads = config.resolve_threads(num_threads)
+        return multihead_backward(saved, grad_output, grad_weights, needs, threads)
 
     def _run(
         self,

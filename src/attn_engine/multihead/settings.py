@@ -28,26 +28,10 @@ class LayerSettings(NamedTuple):
     add_zero_attn: bool
     batch_first: bool
     dtype: np.dtype
-
-    @property
-    def head_dim(self) -> int:
-        """Size of a head of queries, keys and values."""
-        return self.embed_dim // self.num_heads
-
-    @property
-    def kv_dim(self) -> int:
-        """Size of projected keys, and of projected values."""
-        return self.num_kv_heads * self.head_dim
-
-    @property
-    def added(self) -> int:
-        """Number of keys that the layer puts before those of a call."""
-        return self.add_bias_kv + self.add_zero_attn
-
-    @property
-    def compute(self) -> np.dtype:
-        """The type that is computed in, and that parameters are held in."""
-        return compute_type(self.dtype)
+    head_dim: int  # size of a head of queries, keys and values
+    kv_dim: int  # size of projected keys, and of projected values
+    added: int  # keys that the layer puts before those of a call
+    compute: np.dtype  # what is computed in, and parameters are held in
 
     def shapes(self) -> dict[str, Shape]:
         """The shape of every parameter, in torch's order."""
@@ -85,18 +69,19 @@ def check_settings(
     """The constructor's arguments."""
     embed_dim = check_count("embed_dim", embed_dim)
     num_heads = check_count("num_heads", num_heads)
+    num_kv_heads = num_heads if num_kv_heads is None else check_count("num_kv_heads", num_kv_heads)
+    kdim = embed_dim if kdim is None else check_count("kdim", kdim)
+    vdim = embed_dim if vdim is None else check_count("vdim", vdim)
+    bias = check_flag("bias", bias)
+    add_bias_kv = check_flag("add_bias_kv", add_bias_kv)
+    add_zero_attn = check_flag("add_zero_attn", add_zero_attn)
+    batch_first = check_flag("batch_first", batch_first)
+    dtype, head_dim = as_dtype(dtype), embed_dim // num_heads
     kind = LayerSettings(
-        embed_dim,
-        num_heads,
-        num_heads if num_kv_heads is None else check_count("num_kv_heads", num_kv_heads),
-        embed_dim if kdim is None else check_count("kdim", kdim),
-        embed_dim if vdim is None else check_count("vdim", vdim),
-        check_flag("bias", bias),
-        check_flag("add_bias_kv", add_bias_kv),
-        check_flag("add_zero_attn", add_zero_attn),
-        check_flag("batch_first", batch_first),
-        as_dtype(dtype),
-    )
+        embed_dim, num_heads, num_kv_heads, kdim, vdim,
+        bias, add_bias_kv, add_zero_attn, batch_first, dtype,
+        head_dim, num_kv_heads * head_dim, add_bias_kv + add_zero_attn, compute_type(dtype),
+    )  # fmt: skip
     for name, of in (("embed_dim", "num_heads"), ("num_heads", "num_kv_heads")):
         size, divisor = getattr(kind, name), getattr(kind, of)
         if size % divisor:
