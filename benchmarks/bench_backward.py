@@ -9,10 +9,10 @@ import pytest
 from attn_engine import (
     get_isa,
     get_num_threads,
-    reference_backward,
     scaled_dot_product_attention,
     scaled_dot_product_attention_backward,
 )
+from attn_engine.reference import dot_product_backward as reference_backward
 
 pytestmark = pytest.mark.benchmark(max_time=0.3, min_rounds=3)
 LENGTHS = (64, 128, 256, 512, 1024, 2048)

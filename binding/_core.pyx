@@ -42,7 +42,8 @@ cdef struct buffers:
 cdef void release(buffers *b) noexcept:
     cdef int i
     for i in range(BUFFERS):
-        PyBuffer_Release(&b.view[i])  # does nothing to one that was never filled
+        if b.view[i].itemsize:
+            PyBuffer_Release(&b.view[i])  # of the few that were filled
 
 
 cdef int get(buffers *b, int which, object array, int flags) except -1:
@@ -82,87 +83,138 @@ cdef attn_mask dense_mask(const Py_buffer *v, const Py_buffer *offsets) noexcept
     return m
 
 
-cdef int fill(attn_problem *p, buffers *b, tuple args) except -1:
-    """attend's arguments as a problem; b holds the buffers it points into."""
-    (query, key, value, out, weights, lse, mask, mask_offsets, query_lengths, key_lengths, offsets,
-     scale, offset, left, right, dtype, bshd, num_threads, extras) = args
-    get(b, QUERY, query, PyBUF_STRIDES)
-    get(b, KEY, key, PyBUF_STRIDES)
-    get(b, VALUE, value, PyBUF_STRIDES)
-    get(b, OUT, out, PyBUF_STRIDES | PyBUF_WRITABLE)
-    get(b, WEIGHTS, weights, PyBUF_STRIDES | PyBUF_WRITABLE)
-    get(b, LSE, lse, PyBUF_STRIDES | PyBUF_WRITABLE)
-    get(b, MASK, mask, PyBUF_STRIDES)
-    get(b, MASK_OFFSETS, mask_offsets, PyBUF_STRIDES)
-    get(b, QUERY_LENGTHS, query_lengths, PyBUF_STRIDES)
-    get(b, KEY_LENGTHS, key_lengths, PyBUF_STRIDES)
-    get(b, OFFSETS, offsets, PyBUF_STRIDES)
+cdef class Limits:
+    """Which keys a query may see by position. See _core.pyi."""
 
+    cdef readonly object query_lengths, key_lengths, offsets
+    cdef readonly int64_t offset, left, right
+
+    def __init__(
+        self, query_lengths=None, key_lengths=None, offsets=None, int64_t offset=0,
+        int64_t left=ATTN_UNBOUNDED, int64_t right=ATTN_UNBOUNDED,
+    ):
+        self.query_lengths, self.key_lengths, self.offsets = query_lengths, key_lengths, offsets
+        self.offset, self.left, self.right = offset, left, right
+
+
+cdef class Extras:
+    """What few calls have. See _core.pyi."""
+
+    cdef readonly object alibi_slopes, sinks, query_segments, key_segments
+    cdef readonly object query_starts, key_starts
+    cdef readonly double softcap, dropout_p
+    cdef readonly uint64_t dropout_seed
+
+    def __init__(
+        self, double softcap=0, alibi_slopes=None, sinks=None, query_segments=None,
+        key_segments=None, double dropout_p=0, uint64_t dropout_seed=0, query_starts=None,
+        key_starts=None,
+    ):
+        self.alibi_slopes, self.sinks = alibi_slopes, sinks
+        self.query_segments, self.key_segments = query_segments, key_segments
+        self.query_starts, self.key_starts = query_starts, key_starts
+        self.softcap, self.dropout_p, self.dropout_seed = softcap, dropout_p, dropout_seed
+
+
+cdef class AttentionCall:
+    """What `attend`, `explain` and `backward` read, field by field. See _core.pyi."""
+
+    cdef readonly object query, key, value, output, weights, lse, mask, mask_offsets
+    cdef readonly object pages, pools, sizes
+    cdef readonly Limits limits
+    cdef readonly Extras extras
+    cdef readonly double scale
+    cdef readonly int dtype, num_threads
+    cdef readonly bint bshd
+
+    def __init__(
+        self, query, key, value, output, double scale, Limits limits not None, int dtype,
+        int num_threads, Extras extras=None, *, weights=None, lse=None, mask=None,
+        mask_offsets=None, bint bshd=False, pages=None, pools=None, sizes=None,
+    ):
+        self.query, self.key, self.value, self.output = query, key, value, output
+        self.weights, self.lse = weights, lse
+        self.mask, self.mask_offsets = mask, mask_offsets
+        self.pages, self.pools, self.sizes = pages, pools, sizes
+        self.scale, self.limits, self.extras = scale, limits, extras
+        self.dtype, self.num_threads, self.bshd = dtype, num_threads, bshd
+
+
+cdef int fill(attn_problem *p, buffers *b, AttentionCall call) except -1:
+    """A call as a problem; b holds the buffers it points into."""
+    get(b, QUERY, call.query, PyBUF_STRIDES)
+    if call.pages is None:
+        get(b, KEY, call.key, PyBUF_STRIDES)
+        get(b, VALUE, call.value, PyBUF_STRIDES)
+    else:
+        fill_cache(&b.cache, b, call.pages, call.pools)
+        p.cache = &b.cache
+    get(b, OUT, call.output, PyBUF_STRIDES | PyBUF_WRITABLE)
+    get(b, WEIGHTS, call.weights, PyBUF_STRIDES | PyBUF_WRITABLE)
+    get(b, LSE, call.lse, PyBUF_STRIDES | PyBUF_WRITABLE)
+    get(b, MASK, call.mask, PyBUF_STRIDES)
+    get(b, MASK_OFFSETS, call.mask_offsets, PyBUF_STRIDES)
     cdef Py_buffer *q = &b.view[QUERY]
-    cdef Py_buffer *k = &b.view[KEY]
-    cdef Py_buffer *v = &b.view[VALUE]
-    cdef const Py_buffer *m = &b.view[MASK]
-    cdef int rows = 3 if bshd else 2, heads = 2 if bshd else 3
-    p.dtype = dtype
-    p.batch = length(q, 4)
-    p.n_heads = length(q, heads)
-    p.n_kv_heads = length(k, heads)
-    p.n_q = length(q, rows)
-    p.n_kv = length(k, rows)
-    p.d_qk = length(q, 1)
-    p.d_v = length(v, 1)
-    if q.ndim == 2:  # one head: its axis is not there, whatever the layout
-        p.n_heads, p.n_kv_heads, p.n_q, p.n_kv = 1, 1, q.shape[0], k.shape[0]
-        bshd = False
-    p.query = tensor(q, bshd)
-    p.key = tensor(k, bshd)
-    p.value = tensor(v, bshd)
+    cdef Py_buffer *k = &b.view[KEY if call.pages is None else KEY_POOL]
+    cdef Py_buffer *v = &b.view[VALUE if call.pages is None else VALUE_POOL]
+    cdef bint bshd = call.bshd and q.ndim != 2  # of one head the axis is not there
+    p.dtype, p.num_threads, p.scale = call.dtype, call.num_threads, call.scale
+    if call.sizes is None:
+        fill_sizes(p, q, k, v, bshd)
+        if call.pages is not None:  # key and value are pools, (pages, n_kv_heads, page_size * d)
+            p.n_kv_heads, p.n_kv = k.shape[1], call.pages.longest
+            p.d_v = v.shape[2] // b.cache.page_size
+    else:
+        p.batch, p.n_heads, p.n_kv_heads, p.n_q, p.n_kv, p.d_qk, p.d_v = call.sizes
+    p.query, p.key, p.value = tensor(q, bshd), tensor(k, bshd), tensor(v, bshd)
     p.output = tensor(&b.view[OUT], bshd)
-    p.scale = scale
-    if mask is not None:
-        p.mask = dense_mask(m, &b.view[MASK_OFFSETS])
-    p.left, p.right, p.offset = left, right, offset
-    p.offsets = <const int64_t *>b.view[OFFSETS].buf
+    if call.mask is not None:
+        p.mask = dense_mask(&b.view[MASK], &b.view[MASK_OFFSETS])
+    fill_limits(p, b, call.limits)
+    if call.extras is not None:
+        fill_extras(p, b, call.extras)
+    p.weights, p.lse = b.view[WEIGHTS].buf, b.view[LSE].buf
+    return 0
+
+
+cdef int fill_limits(attn_problem *p, buffers *b, Limits limits) except -1:
+    get(b, QUERY_LENGTHS, limits.query_lengths, PyBUF_STRIDES)
+    get(b, KEY_LENGTHS, limits.key_lengths, PyBUF_STRIDES)
+    get(b, OFFSETS, limits.offsets, PyBUF_STRIDES)
     p.query_lengths = <const int64_t *>b.view[QUERY_LENGTHS].buf
     p.key_lengths = <const int64_t *>b.view[KEY_LENGTHS].buf
-    p.weights = b.view[WEIGHTS].buf
-    p.lse = b.view[LSE].buf
-    p.num_threads = num_threads
-    if extras is not None:
-        fill_extras(p, b, extras)
+    p.offsets = <const int64_t *>b.view[OFFSETS].buf
+    p.left, p.right, p.offset = limits.left, limits.right, limits.offset
     return 0
 
 
-cdef int fill_extras(attn_problem *p, buffers *b, tuple extras) except -1:
-    """What few calls have, after the arrays are in place: see attend in _core.pyi."""
-    (softcap, slopes, sinks, query_segments, key_segments, dropout_p, dropout_seed,
-     query_starts, key_starts, longest_q, longest_kv, cache) = extras
-    get(b, SLOPES, slopes, PyBUF_STRIDES)
-    get(b, SINKS, sinks, PyBUF_STRIDES)
-    get(b, QUERY_SEGMENTS, query_segments, PyBUF_STRIDES)
-    get(b, KEY_SEGMENTS, key_segments, PyBUF_STRIDES)
-    get(b, QUERY_STARTS, query_starts, PyBUF_STRIDES)
-    get(b, KEY_STARTS, key_starts, PyBUF_STRIDES)
-    p.softcap, p.dropout_p, p.dropout_seed = softcap, dropout_p, dropout_seed
-    p.alibi_slopes = b.view[SLOPES].buf
+cdef int fill_extras(attn_problem *p, buffers *b, Extras extras) except -1:
+    """After the sizes are in place."""
+    get(b, SLOPES, extras.alibi_slopes, PyBUF_STRIDES)
+    get(b, SINKS, extras.sinks, PyBUF_STRIDES)
+    get(b, QUERY_SEGMENTS, extras.query_segments, PyBUF_STRIDES)
+    get(b, KEY_SEGMENTS, extras.key_segments, PyBUF_STRIDES)
+    get(b, QUERY_STARTS, extras.query_starts, PyBUF_STRIDES)
+    get(b, KEY_STARTS, extras.key_starts, PyBUF_STRIDES)
+    p.softcap, p.dropout_p, p.dropout_seed = extras.softcap, extras.dropout_p, extras.dropout_seed
+    p.alibi_slopes, p.sinks = b.view[SLOPES].buf, b.view[SINKS].buf
     p.alibi_stride_batch = p.n_heads if b.view[SLOPES].ndim == 2 else 0
-    p.sinks = b.view[SINKS].buf
     p.query_segments = <const int64_t *>b.view[QUERY_SEGMENTS].buf
     p.key_segments = <const int64_t *>b.view[KEY_SEGMENTS].buf
-    if query_starts is not None:
-        p.query_starts = <const int64_t *>b.view[QUERY_STARTS].buf
-        p.key_starts = <const int64_t *>b.view[KEY_STARTS].buf
-        p.batch = b.view[QUERY_STARTS].shape[0] - 1
-        p.n_q, p.n_kv = longest_q, longest_kv
-    if cache is not None:
-        pages, page_size, key_scales, value_scales, longest_kv = cache
-        fill_cache(&b.cache, b, pages, page_size, key_scales, value_scales)
-        p.cache = &b.cache
-        # key and value are pools (pages, n_kv_heads, page_size * d): no tensors with rows
-        p.n_kv_heads = b.view[KEY].shape[1]
-        p.d_v = b.view[VALUE].shape[2] // <int64_t>page_size
-        p.n_kv = longest_kv
+    p.query_starts = <const int64_t *>b.view[QUERY_STARTS].buf
+    p.key_starts = <const int64_t *>b.view[KEY_STARTS].buf
     return 0
+
+
+cdef void fill_sizes(
+    attn_problem *p, const Py_buffer *q, const Py_buffer *k, const Py_buffer *v, bint bshd
+) noexcept:
+    """Sizes from the axes of query, key and value."""
+    cdef int rows = 3 if bshd else 2, heads = 2 if bshd else 3
+    p.batch = length(q, 4)
+    p.n_heads, p.n_kv_heads = length(q, heads), length(k, heads)
+    p.n_q, p.n_kv = length(q, rows), length(k, rows)
+    p.d_qk, p.d_v = length(q, 1), length(v, 1)
 
 
 cdef int poll() noexcept with gil:
@@ -176,14 +228,14 @@ cdef int finish(attn_status status) except -1:
     return -1 if status == ATTN_INTERRUPTED else 0  # the handler's exception is already set
 
 
-def attend(*args):
+def attend(AttentionCall call not None):
     cdef attn_problem p
     cdef buffers b
     cdef attn_status status
     memset(&p, 0, sizeof(p))
     memset(&b, 0, sizeof(b))
     try:
-        fill(&p, &b, args)
+        fill(&p, &b, call)
         with nogil:
             status = attn_attend(&p, poll)
         finish(status)
@@ -191,14 +243,16 @@ def attend(*args):
         release(&b)
 
 
-def explain(*args):
+def explain(AttentionCall call not None, bint weights):
     cdef attn_problem p
     cdef buffers b
     cdef attn_description d
     memset(&p, 0, sizeof(p))
     memset(&b, 0, sizeof(b))
     try:
-        fill(&p, &b, args)
+        fill(&p, &b, call)
+        if weights:
+            p.weights = &p  # a plan asks whether they are wanted, and reads none
         attn_describe(&p, &d)
     finally:
         release(&b)

@@ -1,7 +1,7 @@
 """The backward pass in the binding: a part of _core.pyx, which includes it."""
 
 
-def backward(tuple forward, given, sums, wanted):
+def backward(AttentionCall forward not None, given, sums, wanted):
     cdef attn_backward_problem g
     cdef attn_problem *p = &g.attention
     cdef buffers b
@@ -9,31 +9,28 @@ def backward(tuple forward, given, sums, wanted):
     cdef bint bshd
     memset(&g, 0, sizeof(g))
     memset(&b, 0, sizeof(b))
-    grad_output, output, lse, grad_weights, grad_weights_offsets, grad_lse = given
-    parts, row_sums = sums
-    query, key, value, mask, mask_offsets, sinks, slopes = wanted
     try:
         fill(p, &b, forward)
-        get(&b, GRAD_OUTPUT, grad_output, PyBUF_STRIDES)
-        get(&b, OUT, output, PyBUF_STRIDES)
-        get(&b, LSE, lse, PyBUF_STRIDES)
-        get(&b, GRAD_WEIGHTS, grad_weights, PyBUF_STRIDES)
-        get(&b, GRAD_WEIGHTS_OFFSETS, grad_weights_offsets, PyBUF_STRIDES)
-        get(&b, GRAD_LSE, grad_lse, PyBUF_STRIDES)
-        get(&b, PARTS, parts, PyBUF_STRIDES | PyBUF_WRITABLE)
-        get(&b, ROW_SUMS, row_sums, PyBUF_STRIDES | PyBUF_WRITABLE)
-        get(&b, TO_QUERY, query, PyBUF_STRIDES | PyBUF_WRITABLE)
-        get(&b, TO_KEY, key, PyBUF_STRIDES | PyBUF_WRITABLE)
-        get(&b, TO_VALUE, value, PyBUF_STRIDES | PyBUF_WRITABLE)
-        get(&b, TO_MASK, mask, PyBUF_STRIDES | PyBUF_WRITABLE)
-        get(&b, TO_MASK_OFFSETS, mask_offsets, PyBUF_STRIDES)
-        get(&b, TO_SINKS, sinks, PyBUF_STRIDES | PyBUF_WRITABLE)
-        get(&b, TO_SLOPES, slopes, PyBUF_STRIDES | PyBUF_WRITABLE)
-        bshd = forward[16] and b.view[QUERY].ndim > 2
+        get(&b, GRAD_OUTPUT, given.grad_output, PyBUF_STRIDES)
+        get(&b, OUT, given.output, PyBUF_STRIDES)
+        get(&b, LSE, given.lse, PyBUF_STRIDES)
+        get(&b, GRAD_WEIGHTS, given.grad_weights, PyBUF_STRIDES)
+        get(&b, GRAD_WEIGHTS_OFFSETS, given.grad_weights_offsets, PyBUF_STRIDES)
+        get(&b, GRAD_LSE, given.grad_lse, PyBUF_STRIDES)
+        get(&b, PARTS, sums.parts, PyBUF_STRIDES | PyBUF_WRITABLE)
+        get(&b, ROW_SUMS, sums.rows, PyBUF_STRIDES | PyBUF_WRITABLE)
+        get(&b, TO_QUERY, wanted.query, PyBUF_STRIDES | PyBUF_WRITABLE)
+        get(&b, TO_KEY, wanted.key, PyBUF_STRIDES | PyBUF_WRITABLE)
+        get(&b, TO_VALUE, wanted.value, PyBUF_STRIDES | PyBUF_WRITABLE)
+        get(&b, TO_MASK, wanted.mask, PyBUF_STRIDES | PyBUF_WRITABLE)
+        get(&b, TO_MASK_OFFSETS, wanted.mask_offsets, PyBUF_STRIDES)
+        get(&b, TO_SINKS, wanted.sinks, PyBUF_STRIDES | PyBUF_WRITABLE)
+        get(&b, TO_SLOPES, wanted.alibi_slopes, PyBUF_STRIDES | PyBUF_WRITABLE)
+        bshd = forward.bshd and b.view[QUERY].ndim > 2
         p.output = tensor(&b.view[OUT], bshd)
         p.lse = b.view[LSE].buf
         g.grad_output = tensor(&b.view[GRAD_OUTPUT], bshd)
-        if grad_weights is not None:
+        if given.grad_weights is not None:
             g.grad_weights = dense_mask(&b.view[GRAD_WEIGHTS], &b.view[GRAD_WEIGHTS_OFFSETS])
         g.grad_lse = b.view[GRAD_LSE].buf
         g.parts = b.view[PARTS].buf

@@ -1,21 +1,21 @@
 """A cache's pages as attend reads them, and append, which fills them."""
 
 
-cdef int fill_cache(
-    attn_cache *c, buffers *b, pages, page_size, key_scales, value_scales
-) except -1:
-    get(b, PAGES, pages, PyBUF_STRIDES)
-    get(b, KEY_SCALES, key_scales, PyBUF_STRIDES | PyBUF_WRITABLE)
-    get(b, VALUE_SCALES, value_scales, PyBUF_STRIDES | PyBUF_WRITABLE)
-    c.pages, c.page_size = <const int64_t *>b.view[PAGES].buf, page_size
+cdef int fill_cache(attn_cache *c, buffers *b, pages, pools) except -1:
+    """The table of pages, and the memory that they number."""
+    get(b, KEY_POOL, pools.keys, PyBUF_STRIDES | PyBUF_WRITABLE)
+    get(b, VALUE_POOL, pools.values, PyBUF_STRIDES | PyBUF_WRITABLE)
+    get(b, KEY_SCALES, pools.key_scales, PyBUF_STRIDES | PyBUF_WRITABLE)
+    get(b, VALUE_SCALES, pools.value_scales, PyBUF_STRIDES | PyBUF_WRITABLE)
+    get(b, PAGES, pages.table, PyBUF_STRIDES)
+    c.pages, c.page_size = <const int64_t *>b.view[PAGES].buf, pages.size
     c.pages_per_entry = b.view[PAGES].shape[1]
     c.key_scales = <float *>b.view[KEY_SCALES].buf
     c.value_scales = <float *>b.view[VALUE_SCALES].buf
     return 0
 
 
-def append(key, value, key_pool, value_pool, key_scales, value_scales, pages, starts, counts,
-           page_size, int dtype, int num_threads):
+def append(key, value, pages, pools, starts, counts, int dtype, int num_threads):
     cdef attn_append_problem p
     cdef buffers b
     cdef attn_status status
@@ -24,11 +24,9 @@ def append(key, value, key_pool, value_pool, key_scales, value_scales, pages, st
     try:
         get(&b, KEY, key, PyBUF_STRIDES)
         get(&b, VALUE, value, PyBUF_STRIDES)
-        get(&b, KEY_POOL, key_pool, PyBUF_STRIDES | PyBUF_WRITABLE)
-        get(&b, VALUE_POOL, value_pool, PyBUF_STRIDES | PyBUF_WRITABLE)
         get(&b, STARTS, starts, PyBUF_STRIDES)
         get(&b, COUNTS, counts, PyBUF_STRIDES)
-        fill_cache(&p.cache, &b, pages, page_size, key_scales, value_scales)
+        fill_cache(&p.cache, &b, pages, pools)
         p.dtype, p.num_threads = dtype, num_threads
         p.batch, p.n_kv_heads = b.view[KEY].shape[0], b.view[KEY].shape[1]
         p.d_qk, p.d_v = b.view[KEY].shape[3], b.view[VALUE].shape[3]

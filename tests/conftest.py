@@ -4,11 +4,17 @@ import importlib.util
 
 import numpy as np
 import pytest
+from hypothesis import settings
 from support.oracle import worst
 from support.variants import DTYPES, KERNELS
 
 import attn_engine
 from attn_engine import _core
+
+# The same problems in every run; --hypothesis-profile=long looks further.
+settings.register_profile("usual", max_examples=60, deadline=None, derandomize=True, database=None)
+settings.register_profile("long", settings.get_profile("usual"), max_examples=10_000)
+settings.load_profile("usual")
 
 
 @pytest.fixture(params=_core.supported_isas())
@@ -40,6 +46,30 @@ def dtype(request):
 def n_q(request):
     """A number of queries for each of the two kernels."""
     return request.param
+
+
+def pytest_addoption(parser):
+    """Let a run take the variants that semantic tests leave out."""
+    parser.addoption(
+        "--all-variants",
+        action="store_true",
+        help="run semantic tests on every tier with every dtype, not on the chosen half",
+    )
+
+
+def pytest_collection_modifyitems(config, items):
+    """Keep of semantic tests those on the best tier and those in float32."""
+    if config.getoption("--all-variants"):
+        return
+    best, left_out = _core.supported_isas()[-1], []
+    for item in items:
+        if item.get_closest_marker("semantic"):
+            variant = item.callspec.params
+            if variant["isa"] != best and variant["dtype"] != np.float32:
+                left_out.append(item)
+    config.hook.pytest_deselected(items=left_out)
+    dropped = set(left_out)
+    items[:] = [item for item in items if item not in dropped]
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -1,63 +1,69 @@
-"""How a call will run, without running it."""
+"""Say how a call will run, without running it."""
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
-from . import _core
 from .cache import checks as cache_checks
 from .cache.kv_cache import KVCache
+from .cache.prepare import plan as plan_of_cache
+from .calls import checked
 from .config import resolve_threads
-from .dot_product import checks as dot_product_checks
-from .dot_product import varlen_checks
+from .dot_product import checks
 from .dot_product.attention import scaled_dot_product_attention
-from .dot_product.self_attention import prepare as prepare_self_attention
+from .dot_product.prepare import plan
 from .dot_product.self_attention import self_attention
 from .dot_product.varlen import scaled_dot_product_attention_varlen
-from .inputs.call import Problem
+from .inputs.attention_options import AttentionOptions
 from .multihead.layer import MultiheadAttention
-from .recurrent import additive_checks
-from .recurrent import checks as luong_checks
 from .recurrent.additive import additive_attention, concat_attention
 from .recurrent.luong import dot_attention, general_attention
+from .recurrent.prepare import plan_additive, plan_luong
 
 
-def _self_attention(
-    x: Any, W_q: Any, W_k: Any, W_v: Any, num_heads: Any, num_kv_heads: Any, attn_mask: Any,
-    **options: Any,
-) -> Problem:  # fmt: skip
-    """Attention of the projections, before they are made."""
-    return prepare_self_attention(
-        x, (W_q, W_k, W_v), num_heads, num_kv_heads, attn_mask, **options
-    )[0]
-
-
-def _attend(self: KVCache, query: Any, attn_mask: Any, **options: Any) -> Problem:
-    """Attention over what a cache holds."""
-    return cache_checks.attention(self._kind, *self._state, query, attn_mask, **options)
+def _attend(self: KVCache, query: Any, num_threads: Any, **options: Any) -> dict[str, Any]:
+    """Plan attention over what a cache holds."""
+    threads = resolve_threads(num_threads)
+    call = cache_checks.check(
+        self._kind, self._state[0], query, AttentionOptions(**options), threads
+    )
+    return plan_of_cache(call, *self._state)
 
 
 def _layer(
     self: MultiheadAttention, query: Any, key: Any, value: Any, key_padding_mask: Any,
-    attn_mask: Any, is_causal: Any, threads: int, **shown: Any,
-) -> Problem:  # fmt: skip
-    """Attention within a layer; its products are made."""
-    masks = (key_padding_mask, attn_mask, is_causal)
-    _, options, heads = self._prepared((query, key, value), masks, threads)
-    return dot_product_checks.attention(*heads, enable_gqa=True, threads=threads, **options)
+    attn_mask: Any, is_causal: Any, num_threads: Any, **shown: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """Plan attention within a layer."""
+    threads = resolve_threads(num_threads)
+    kind, masks = self._kind, (key_padding_mask, attn_mask, is_causal)
+    inputs, options = self._checked((query, key, value), masks)
+    (batch, n_q, n_kv), d = inputs.scores, kind.head_dim
+    of_keys = batch, kind.num_kv_heads, n_kv + kind.added, d
+    shapes = (batch, kind.num_heads, n_q, d), of_keys, of_keys
+    options = AttentionOptions(enable_gqa=True, **options)
+    flags = checks.check_flags(options)
+    tensors = None, None, None  # the projections, which are still to come
+    return plan(checks.check_sizes(tensors, shapes, kind.compute, options, flags, threads))
 
 
-# Who checks a function's arguments and makes the core's of them, and who describes what comes out.
-_PLANS = {
-    scaled_dot_product_attention: (dot_product_checks.attention, _core.explain),
-    scaled_dot_product_attention_varlen: (varlen_checks.packed_attention, _core.explain),
-    additive_attention: (additive_checks.additive, _core.explain_additive),
-    concat_attention: (additive_checks.concat, _core.explain_additive),
-    dot_attention: (luong_checks.dot, _core.explain),
-    general_attention: (luong_checks.general, _core.explain),
-    self_attention: (_self_attention, _core.explain),
-    KVCache.attend: (_attend, _core.explain),
-    MultiheadAttention.forward: (_layer, _core.explain),
-}
+def _planned(function: Callable, describe: Callable[[Any], dict[str, Any]]) -> Callable:
+    """Check a call of the function, and plan what comes out."""
+    return lambda **arguments: describe(checked(function, arguments))
+
+
+_PLANS: dict[Callable, Callable[..., dict[str, Any]]] = {
+    function: _planned(function, describe)
+    for function, describe in (
+        (scaled_dot_product_attention, plan),
+        (scaled_dot_product_attention_varlen, plan),
+        (additive_attention, plan_additive),
+        (concat_attention, plan_additive),
+        (dot_attention, plan_luong),
+        (general_attention, plan_luong),
+        (self_attention, lambda call: plan(call.attention)),
+    )
+} | {KVCache.attend: _attend, MultiheadAttention.forward: _layer}
 
 
 def explain(*arguments: Any, **options: Any) -> dict[str, Any]:
@@ -86,11 +92,6 @@ def explain(*arguments: Any, **options: Any) -> dict[str, Any]:
     ValueError, TypeError
         As the call would; TypeError for a function without a plan.
 
-    Notes
-    -----
-    Products with `W_a`, `U_a`, `W_c` and `W`, and those of a layer, which come before attention,
-    are made.
-
     Examples
     --------
     >>> import numpy as np
@@ -116,6 +117,4 @@ def explain(*arguments: Any, **options: Any) -> dict[str, Any]:
     except TypeError as error:
         raise TypeError(f"explain: {error} of {function.__name__}") from None
     call.apply_defaults()
-    threads = resolve_threads(call.arguments.pop("num_threads"))
-    prepare, describe = _PLANS[function]
-    return describe(*prepare(**call.arguments, threads=threads).arguments)
+    return _PLANS[function](**call.arguments)

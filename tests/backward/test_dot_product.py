@@ -149,7 +149,7 @@ def test_b07_a_row_that_sees_nothing_has_no_gradient(dtype):
 
 
 @pytest.mark.parametrize("n_q", [8, 100])
-def test_r2_a_visible_nan_reaches_those_who_see_it_alone(isa, n_q):
+def test_a_visible_nan_reaches_those_who_see_it_alone(isa, n_q):
     keep = np.ones((n_q, 20), bool)
     keep[2, 5] = False
     problem = make_problem(np.float32, batch=(), n_heads=1, n_kv_heads=1, n_q=n_q, n_kv=20)
@@ -173,7 +173,7 @@ def test_b36_the_future_has_no_influence(dtype):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_r1_a_row_of_lowest_biases_is_the_mean_and_so_are_its_gradients(isa, dtype):
+def test_a_row_of_lowest_biases_is_the_mean_and_so_are_its_gradients(isa, dtype):
     """lse cannot tell such scores apart: the weights are 1 / n all the same."""
     mask = np.full((10, 6), np.finfo(dtype).min)
     problem = make_problem(dtype, batch=(), n_heads=2, n_q=10, n_kv=6, attn_mask=mask)
@@ -231,7 +231,7 @@ def test_gqa_is_the_sum_over_repeated_heads():
     [(2, 4, 60, 130), (1, 4, 60, 130), (2, 1, 60, 130), (60, 130), (2, 4, 1, 130), (130,), (1, 1)]
     + [(2, 1, 60, 1), (4, 60, 1), (2, 4, 1, 1), (4, 1, 1), ()],
 )
-def test_b91_the_gradient_of_a_broadcast_mask_is_a_sum(shape):
+def test_the_gradient_of_a_broadcast_mask_is_a_sum(shape):
     rng = np.random.default_rng(0)
     mask = np.asarray(rng.standard_normal(shape))
     problem = make_problem(np.float64, n_q=60, n_kv=130, attn_mask=mask)
@@ -246,7 +246,7 @@ def test_b91_the_gradient_of_a_broadcast_mask_is_a_sum(shape):
     assert np.allclose(gradient, expected, rtol=1e-10, atol=1e-11)
 
 
-def test_b91_by_hand():
+def test_by_hand():
     """q = 0, V = j, grad 1: each of batch x heads x queries adds P (V - mean V)."""
     query, key = np.zeros((2, 3, 4, 5)), np.zeros((2, 3, 7, 5))
     value = np.broadcast_to(np.arange(7.0)[:, None], (2, 3, 7, 1))
@@ -320,7 +320,7 @@ def test_b48_layouts_and_strides_change_no_bit(dtype):
     assert_same(swapped.run(), expected)
 
 
-def test_b94_an_entry_alone_has_the_bits_it_has_in_a_batch(dtype):
+def test_an_entry_alone_has_the_bits_it_has_in_a_batch(dtype):
     training = with_cotangents(make_problem(dtype, batch=(3,), n_q=60, n_kv=110, is_causal=True))
     together = training.run()
     for b in range(3):

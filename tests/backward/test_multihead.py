@@ -6,7 +6,6 @@ from itertools import combinations
 import numpy as np
 import pytest
 from support.gradients import slope_at_0
-from support.messages import check_message, ones
 from support.multihead import CONFIGURATIONS, Call, make_layer
 from support.multihead_gradients import (
     TENSORS,
@@ -265,50 +264,3 @@ def test_new_parameters_are_not_those_of_an_earlier_call():
     layer.load_state_dict({n: x + 1 for n, x in layer.state_dict().items()})
     options = {"grad_weights": training.grad_weights}
     assert_same(layer.backward(training.grad_output, saved, **options), expected)
-
-
-# ---- errors
-
-LAYER = make_layer(batch_first=True)
-GIVEN = with_cotangents(Call.of(LAYER))  # batch 2, n_q 4, n_kv 6, embed_dim 12
-RESULT = GIVEN.forward()
-OTHER = with_cotangents(Call.of(make_layer(batch_first=True))).forward().saved
-NO_WEIGHTS = LAYER.forward_and_save(**GIVEN.call.arguments, need_weights=False).saved
-
-BROKEN = {
-    "grad_output": (ValueError, {"grad_output": ones(2, 4, 6)},
-        ["grad_output: shape (2, 4, 6), expected (2, 4, 12)", "the output"]),
-    "grad_output dtype": (TypeError, {"grad_output": ones(2, 4, 12, dtype=np.float64)},
-        ["grad_output: dtype float64, expected float32", "grad_output.astype(np.float32)"]),
-    "no grad_output": (TypeError, {"grad_output": None}, ["grad_output: got None"]),
-    "grad_weights": (ValueError, {"grad_weights": ones(2, 3, 4, 6)},
-        ["grad_weights: shape (2, 3, 4, 6), expected (2, 4, 6)", "the weights"]),
-    "grad_weights dtype": (TypeError, {"grad_weights": ones(2, 4, 6, dtype=int)},
-        ["grad_weights: dtype int64"]),
-    "no weights": (ValueError, {"saved": NO_WEIGHTS, "grad_weights": ones(2, 4, 6)},
-        ["grad_weights: the call returned no weights", "need_weights=True"]),
-    "not saved": (TypeError, {"saved": RESULT}, ["saved: got SavedMultiheadResult",
-        "forward_and_save"]),
-    "another layer": (ValueError, {"saved": OTHER}, ["saved: of a call of another layer"]),
-    "unknown name": (ValueError, {"needs": ("weights",)},
-        ["needs: got 'weights'", "query, key, value", "out_proj.weight"]),
-    "one string": (TypeError, {"needs": "query"}, ["needs: got 'query'", "tuple"]),
-    "threads": (ValueError, {"num_threads": -1}, ["num_threads: got -1"]),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("kind, changes, phrases", BROKEN.values(), ids=BROKEN)
-def test_broken_calls_say_what_is_wrong(kind, changes, phrases):
-    arguments = {"grad_output": GIVEN.grad_output, "saved": RESULT.saved} | changes
-    with pytest.raises(kind) as error:
-        LAYER.backward(**arguments)
-    check_message(error, phrases)
-
-
-def test_what_the_forward_refuses():
-    with pytest.raises(ValueError, match="key: kdim is 5"):
-        LAYER.forward_and_save(ones(2, 4, 12), ones(2, 6, 5), ones(2, 6, 12))
-
-
-def test_the_message_of_saved_is_short():
-    assert repr(RESULT.saved) == "Saved(query (2, 4, 12), key (2, 6, 12))"

@@ -19,7 +19,13 @@ from attn_engine.cache import kv_cache
 
 SOURCES = {
     str(Path(attn_engine.__file__).parent / f"{name}.py")
-    for name in ("cache/kv_cache", "cache/page_table", "cache/memory", "cache/checks")
+    for name in (
+        "cache/kv_cache",
+        "cache/page_table",
+        "cache/memory",
+        "cache/checks",
+        "cache/prepare",
+    )
 }
 FORMS = {
     "one page": {"capacity": 400},
@@ -152,8 +158,8 @@ def test_an_append_that_the_core_ends_midway(form, storage, error, monkeypatch):
                 if left[0]:
                     left[0] -= 1
                     return core(*arguments)
-                counts = arguments[8] - arguments[8] // 2
-                core(*arguments[:8], counts * [1, 0], *arguments[9:])
+                counts = arguments[5] - arguments[5] // 2
+                core(*arguments[:5], counts * [1, 0], *arguments[6:])
                 raise error
 
             with monkeypatch.context() as patch:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from support.cached import STORAGES, Model, stored_tokens
 from support.oracle import assert_accurate, assert_same_bits
+from support.variants import semantic
 
 import attn_engine
 from attn_engine import KVCache, LseResult, WeightsResult, _core, scaled_dot_product_attention
@@ -138,6 +139,7 @@ def test_options(form, n_q, options):
     model.check(n_q, **options)
 
 
+@semantic
 @pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("shape", [(2, 4, 5, 290), (290,), (1, 4, 1, 290), (2, 1, 5, 1), ()])
 def test_masks_are_over_all_tokens(form, dtype, shape):

@@ -4,18 +4,14 @@ import itertools
 
 import numpy as np
 import pytest
-from support.cases import Problem, make_problem, show_keys
+from support.cases import Problem, make_problem, means
 from support.oracle import assert_accurate, assert_same_bits
+from support.variants import semantic
 
 pytestmark = pytest.mark.usefixtures("isa")
 
 CAUSAL = {"is_causal": True}
 BOTTOM_RIGHT = {"is_causal": True, "causal_offset": "bottom_right"}
-
-
-def means(dtype, n_q, n_kv, **options):
-    """Mean index (or value) of the keys that each row sees."""
-    return show_keys(dtype, n_q, n_kv, **options).run()[:, 0].astype(np.float64)
 
 
 def exact_means(keep, dtype):
@@ -33,6 +29,7 @@ def rounding(dtype):
 # --- alignment -----------------------------------------------------------------------------------
 
 
+@semantic
 def test_b33_top_left_and_bottom_right(dtype):
     def check(n_q, n_kv, options, expected, values=None):
         output = means(dtype, n_q, n_kv, values=values, **options)
@@ -44,23 +41,27 @@ def test_b33_top_left_and_bottom_right(dtype):
     check(5, 2, BOTTOM_RIGHT, [0, 0, 0, 1, 1.5], values=[1, 2])
 
 
-def test_b34_one_new_query(dtype):
+@semantic
+def test_one_new_query(dtype):
     np.testing.assert_array_equal(means(dtype, 1, 8, **CAUSAL), 0)
     np.testing.assert_array_equal(means(dtype, 1, 8, **BOTTOM_RIGHT), 3.5)
 
 
 @pytest.mark.parametrize("n_new", [1, 3, 9, 60])
-def test_b34_a_chunk_after_a_cache_equals_the_rows_of_one_pass(dtype, n_new):
+def test_a_chunk_after_a_cache_equals_the_rows_of_one_pass(dtype, n_new):
     whole = make_problem(dtype, n_q=100, n_kv=100, is_causal=True)
     full = whole.run()[..., -n_new:, :]
     chunk = whole.but(whole.query[..., -n_new:, :], causal_offset=100 - n_new)
     by_name = chunk.but(causal_offset="bottom_right")
-    if chunk.explain()["kernel"] == whole.explain()["kernel"]:
+    same_kernel = n_new > 4
+    assert (chunk.explain()["kernel"] == whole.explain()["kernel"]) == same_kernel
+    if same_kernel:
         assert_same_bits(chunk.run(), full)
     assert_same_bits(by_name.run(), chunk.run())
     assert_accurate(chunk)
 
 
+@semantic
 @pytest.mark.parametrize(
     "offset", [-70, -69, -3, -1, 0, 1, 15, 62, 63, 64, 65, 300, 2**40, -(2**40)]
 )
@@ -71,6 +72,7 @@ def test_causal_offsets(dtype, n_q, offset):
     np.testing.assert_allclose(output, exact_means(keep, dtype), rtol=rounding(dtype))
 
 
+@semantic
 def test_offsets_for_each_batch_entry(dtype, n_q):
     offsets = np.array([-5, 0, 7, 400])
     problem = make_problem(dtype, batch=(4,), n_q=n_q, n_kv=90, is_causal=True)
@@ -82,6 +84,7 @@ def test_offsets_for_each_batch_entry(dtype, n_q):
         assert_same_bits(together.run()[b], alone.run())
 
 
+@semantic
 def test_bottom_right_of_lengths(dtype, n_q):
     queries = np.array([n_q, 1, n_q - 1, 0])
     keys = np.array([90, 1, 33, 64])
@@ -94,20 +97,23 @@ def test_bottom_right_of_lengths(dtype, n_q):
 # --- windows -------------------------------------------------------------------------------------
 
 
+@semantic
 def test_b32_window_of_zero_is_the_query_itself(dtype, n_q):
     n_kv = n_q + 1
     problem = make_problem(dtype, n_q=n_q, n_kv=n_kv, n_kv_heads=4, window=(0, 0))
     assert_same_bits(problem.run(), problem.value[..., :n_q, :])
 
 
-def test_b39_window_is_inclusive_on_both_sides(dtype):
+@semantic
+def test_window_is_inclusive_on_both_sides(dtype):
     output = means(dtype, 4, 4, is_causal=True, window=(1, None))  # two keys with itself
     np.testing.assert_array_equal(output, [0, 0.5, 1.5, 2.5])
     np.testing.assert_array_equal(means(dtype, 4, 4, window=(1, 1)), [0.5, 1, 2, 2.5])
 
 
+@semantic
 @pytest.mark.parametrize("left", [69, 70, 71, None, 2**31, 2**62])
-def test_b40_a_window_wider_than_the_past_is_no_window(dtype, n_q, left):
+def test_a_window_wider_than_the_past_is_no_window(dtype, n_q, left):
     problem = make_problem(dtype, n_q=n_q, n_kv=70, causal_offset=70 - n_q)
     expected = problem.but(is_causal=True).run()
     for right in (None, 0, 3):
@@ -115,6 +121,7 @@ def test_b40_a_window_wider_than_the_past_is_no_window(dtype, n_q, left):
     assert_same_bits(problem.but(window=(left, 0)).run(), expected)
 
 
+@semantic
 @pytest.mark.parametrize(
     "window", [(0, 0), (0, 5), (9, 0), (3, 64), (100, 1), (None, 2), (40, None)]
 )
@@ -135,6 +142,7 @@ def test_windows(dtype, n_q, window, offset):
 # --- lengths -------------------------------------------------------------------------------------
 
 
+@semantic
 def test_b31_key_lengths(dtype, n_q):
     lengths = np.array([24, 125, 53, 28, 77, 96, 13, 114])
     problem = make_problem(dtype, batch=(8,), n_heads=1, n_kv_heads=1, n_q=n_q, n_kv=128, d_v=1)
@@ -149,6 +157,7 @@ def test_b31_key_lengths(dtype, n_q):
     np.testing.assert_allclose(output, expected, rtol=rounding(dtype))
 
 
+@semantic
 @pytest.mark.parametrize("n", [0, 1, 3, 40, 69, 70])
 def test_query_lengths(dtype, n_q, n):
     n = min(n, n_q)
@@ -163,6 +172,7 @@ def test_query_lengths(dtype, n_q, n):
     assert np.isfinite(result.lse[0, :, :n]).all() and np.isfinite(result.lse[1]).all()
 
 
+@semantic
 @pytest.mark.parametrize("rank", [2, 3, 5])
 def test_lengths_have_the_shape_of_the_batch_axes(dtype, n_q, rank):
     if rank == 5:
@@ -177,6 +187,7 @@ def test_lengths_have_the_shape_of_the_batch_axes(dtype, n_q, rank):
 # --- together ------------------------------------------------------------------------------------
 
 
+@semantic
 def test_b29_any_masks_together_are_their_intersection(dtype, n_q):
     n_kv = 70
     rng = np.random.default_rng(8)
@@ -207,6 +218,7 @@ def test_b29_any_masks_together_are_their_intersection(dtype, n_q):
     assert_accurate(problem.but(**masks))
 
 
+@semantic
 def test_b38_causal_stays_beside_an_additive_mask(dtype, n_q):
     problem = make_problem(dtype, n_q=n_q, n_kv=70, is_causal=True)
     zeros = np.zeros((n_q, 70), np.float32)

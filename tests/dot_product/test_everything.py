@@ -1,7 +1,4 @@
-"""Problems with everything at once, drawn by hypothesis, against the reference.
-
-The same problems in every run; a larger max_examples looks further.
-"""
+"""Problems with everything at once, drawn by hypothesis, against the reference."""
 
 import numpy as np
 import pytest
@@ -94,13 +91,7 @@ def problems(draw, dtype):
     return problem.in_bshd() if batch is not None and draw(st.booleans()) else problem
 
 
-@settings(
-    max_examples=60,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data())
 def test_everything_at_once(dtype, data):
     problem = data.draw(problems(dtype))

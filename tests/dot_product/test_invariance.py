@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from support.cases import Problem, make_problem, spoil_hidden
-from support.oracle import assert_same_bits
-from support.variants import KERNELS
+from support.cases import Problem, full_run, make_problem, spoil_hidden
+from support.oracle import assert_same_bits, assert_same_results
+from support.variants import KERNELS, semantic
 
 import attn_engine
 
@@ -57,15 +57,6 @@ def masked(request, dtype, n_q):
     return make_long(dtype, n_q, **MASKS[request.param](np.random.default_rng(11), n_q, n_kv))
 
 
-def full_run(problem, **more):
-    return problem.run(return_weights=True, return_lse=True, **more)
-
-
-def assert_same_results(actual, expected):
-    for name in ("output", "weights", "lse"):
-        assert_same_bits(getattr(actual, name), getattr(expected, name))
-
-
 def test_both_kernels_are_exercised(dtype):
     for kernel, n_q in KERNELS.items():
         plan = make_long(dtype, n_q).explain()
@@ -84,14 +75,14 @@ def test_weights_and_lse_do_not_change_the_output(masked):
 
 @pytest.mark.parametrize("n_kv_heads", [1, 4])
 @pytest.mark.parametrize("mask", ["none", "bottom right", "additive"])
-def test_b93_threads(dtype, n_q, n_kv_heads, mask):
+def test_threads_change_no_bit(dtype, n_q, n_kv_heads, mask):
     n_kv = 1100 if n_q > 4 else 6000
     options = MASKS[mask](np.random.default_rng(3), n_q, n_kv)
     problem = make_problem(dtype, n_q=n_q, n_kv=n_kv, n_kv_heads=n_kv_heads, d_qk=32, **options)
     assert problem.explain(num_threads=3)["threads"] == 3
     expected = full_run(problem, num_threads=1)
     for threads in (2, 3, 8):
-        for _ in range(2):  # B96: also from run to run
+        for _ in range(2):  # also from run to run
             assert_same_results(full_run(problem, num_threads=threads), expected)
 
 
@@ -103,13 +94,13 @@ def test_b78_any_number_of_threads_over_a_long_cache(dtype):
         assert_same_results(full_run(problem, num_threads=threads), expected)
 
 
-def test_b96_repeated_runs(masked):
+def test_repeated_runs(masked):
     expected = full_run(masked)
     for _ in range(5):
         assert_same_results(full_run(masked), expected)
 
 
-def test_b94_batch_entry_alone_or_together(masked):
+def test_batch_entry_alone_or_together(masked):
     together = full_run(masked)
     for b in range(2):
         alone = full_run(masked.entry(b))
@@ -117,7 +108,7 @@ def test_b94_batch_entry_alone_or_together(masked):
             assert_same_bits(getattr(alone, name)[0], getattr(together, name)[b])
 
 
-def test_b94_head_alone_or_together(masked):
+def test_head_alone_or_together(masked):
     together = full_run(masked)
     for h in range(4):
         options = {k: v for k, v in masked.options.items() if k != "enable_gqa"}
@@ -144,6 +135,7 @@ def test_queries_in_parts_or_together(masked):
         assert_same_bits(part.lse, together.lse[..., start:stop])
 
 
+@semantic
 def test_a_mask_says_the_same_in_every_form(masked):
     """As flags, lengths and segments, as the equal bool mask, as -inf in an additive one."""
     expected = full_run(masked)
@@ -159,6 +151,7 @@ def test_a_mask_says_the_same_in_every_form(masked):
         assert_same_results(full_run(plain.but(attn_mask=form)), expected)
 
 
+@semantic
 def test_broadcast_or_copied_mask(masked):
     mask = masked.options.get("attn_mask", np.ones((1, 1, 1, 1), bool))
     view = np.broadcast_to(mask, masked.visible().shape)
@@ -195,6 +188,7 @@ def test_more_hidden_keys(dtype, n_q, more):
         assert (actual.weights[..., n_kv:] == 0).all()
 
 
+@semantic
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_nothing_hidden_is_read(masked, bad):
     assert_same_results(full_run(spoil_hidden(masked, bad)), full_run(masked))
@@ -237,7 +231,7 @@ def test_b36_b37_the_future_changes_nothing_before_it(dtype, n_q, index, weights
 
 
 @pytest.mark.parametrize("factor", [0, -3, 60, np.nan, np.inf])
-def test_r4_a_query_does_not_change_its_neighbours(dtype, n_q, factor):
+def test_a_query_does_not_change_its_neighbours(dtype, n_q, factor):
     problem = make_long(dtype, n_q)
     expected = full_run(problem)
     for i in {0, 1, n_q // 2, n_q - 1}:

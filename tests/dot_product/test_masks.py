@@ -5,22 +5,13 @@ import itertools
 import ml_dtypes
 import numpy as np
 import pytest
-from support.cases import Problem, make_problem, show_keys
+from support.cases import Problem, make_problem, means, show_keys
 from support.oracle import assert_accurate, assert_same_bits
+from support.variants import semantic
 
 pytestmark = pytest.mark.usefixtures("isa")
 
 BAD = (np.nan, np.inf, -np.inf)
-
-
-def numbers(array):
-    """An output of one value per row, as plain numbers."""
-    return np.asarray(array)[..., 0].astype(np.float64)
-
-
-def means(dtype, n_q, n_kv, **options):
-    """Mean index (or value) of the keys that each row sees."""
-    return numbers(show_keys(dtype, n_q, n_kv, **options).run())
 
 
 def additive(keep):
@@ -38,6 +29,7 @@ def assert_empty(result, rows=slice(None)):
 # --- rows that see nothing -----------------------------------------------------------------------
 
 
+@semantic
 @pytest.mark.parametrize("form", ["bool", "additive", "window"])
 def test_b01_a_row_without_keys_is_zero_and_harms_no_other(dtype, n_q, form):
     last = n_q - 1
@@ -57,16 +49,18 @@ def test_b01_a_row_without_keys_is_zero_and_harms_no_other(dtype, n_q, form):
     assert_same_bits(result.output[..., :last, :], shorter)
 
 
+@semantic
 @pytest.mark.parametrize("form", [np.asarray, additive])
 def test_b02_square_corner_visible_the_rest_empty(dtype, form):
     keep = np.zeros((8, 8), bool)
     keep[:4, :4] = True
     result = show_keys(dtype, 8, 8, attn_mask=form(keep)).run(return_weights=True, return_lse=True)
-    np.testing.assert_array_equal(numbers(result.output)[:4], 1.5)
+    np.testing.assert_array_equal(result.output[:4, 0].astype(np.float64), 1.5)
     np.testing.assert_array_equal(result.weights[:4, :4].astype(np.float64), 0.25)
     assert_empty(result, slice(4, None))
 
 
+@semantic
 def test_b06_a_head_without_keys_leaves_the_others_alone(dtype, n_q):
     keep = np.ones((2, 4, 1, 1), bool)
     keep[1, 2] = False
@@ -79,6 +73,7 @@ def test_b06_a_head_without_keys_leaves_the_others_alone(dtype, n_q):
     assert_same_bits(problem.but(attn_mask=keep).run(), expected.output)
 
 
+@semantic
 @pytest.mark.parametrize("n", [80, 112, 144, 272, 528, 640])
 @pytest.mark.parametrize("form", ["additive", "bool", "window", "few queries"])
 def test_b04_leading_block_hidden(dtype, n, form):
@@ -109,6 +104,7 @@ def test_b04_any_hidden_stretch_in_any_place(dtype, n_q, gap):
             assert_accurate(problem.but(attn_mask=form(keep)))
 
 
+@semantic
 @pytest.mark.parametrize("how", ["bool", "additive", "key_lengths", "query_lengths", "causal"])
 def test_b13_nothing_visible_anywhere(dtype, n_q, how):
     mask = np.zeros((n_q, 23), bool)
@@ -122,6 +118,7 @@ def test_b13_nothing_visible_anywhere(dtype, n_q, how):
     assert_empty(make_problem(dtype, n_q=n_q, **options).run(return_weights=True, return_lse=True))
 
 
+@semantic
 def test_b13_an_all_true_mask_is_no_mask(dtype, n_q):
     problem = make_problem(dtype, n_q=n_q)
     for mask in (np.ones((2, 4, n_q, 23), bool), np.ones(1, bool), np.zeros(23, np.float32)):
@@ -131,6 +128,7 @@ def test_b13_an_all_true_mask_is_no_mask(dtype, n_q):
 # --- NaN and infinity ----------------------------------------------------------------------------
 
 
+@semantic
 @pytest.mark.parametrize("bad", BAD)
 @pytest.mark.parametrize("form", [np.asarray, additive])
 def test_b09_hidden_key_is_not_read(dtype, n_q, bad, form):
@@ -144,6 +142,7 @@ def test_b09_hidden_key_is_not_read(dtype, n_q, bad, form):
         np.testing.assert_array_equal(output, np.broadcast_to(key[0].astype(dtype), (n_q, 4)))
 
 
+@semantic
 @pytest.mark.parametrize("bad", BAD)
 def test_b10_unused_cache_slots_are_not_read(dtype, n_q, bad):
     problem = make_problem(dtype, n_q=n_q, n_kv=200, key_lengths=np.array([1, 150]))
@@ -157,6 +156,7 @@ def test_b10_unused_cache_slots_are_not_read(dtype, n_q, bad):
     assert_same_bits(actual.output[0], np.repeat(value[0, :, :1], 2, 0).repeat(n_q, 1))
 
 
+@semantic
 def test_b11_nan_in_a_query_reaches_its_row_alone(dtype, n_q):
     problem = make_problem(dtype, n_q=n_q)
     query = problem.query.copy()
@@ -168,6 +168,7 @@ def test_b11_nan_in_a_query_reaches_its_row_alone(dtype, n_q):
     assert np.isnan(everything.output).all() and np.isnan(everything.lse).all()
 
 
+@semantic
 @pytest.mark.parametrize("mask", ["causal", "bool", "additive"])
 @pytest.mark.parametrize("place", ["key", "value"])
 def test_b11_visible_nan_reaches_the_rows_that_see_it(dtype, n_q, place, mask):
@@ -187,6 +188,7 @@ def test_b11_visible_nan_reaches_the_rows_that_see_it(dtype, n_q, place, mask):
     assert_accurate(spoiled)
 
 
+@semantic
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_b11_visible_nan_in_a_mask_reaches_its_row(dtype, n_q, is_causal):
     bias = np.zeros((n_q, 23), np.float32)
@@ -201,6 +203,7 @@ def test_b11_visible_nan_in_a_mask_reaches_its_row(dtype, n_q, is_causal):
     assert_accurate(spoiled)
 
 
+@semantic
 def test_visible_infinite_scores(dtype, n_q):
     """A score of -inf has weight 0; with +inf the softmax of the row is not a number."""
     problem = make_problem(dtype, n_q=n_q, n_kv=150)
@@ -213,9 +216,10 @@ def test_visible_infinite_scores(dtype, n_q):
     assert_same_bits(output[~positive], without[~positive])
 
 
+@semantic
 @pytest.mark.parametrize("bad", BAD)
 @pytest.mark.parametrize("form", ["window", "bool", "additive"])
-def test_r2_one_row_may_see_a_bad_value_its_neighbour_may_not(dtype, n_q, bad, form):
+def test_one_row_may_see_a_bad_value_its_neighbour_may_not(dtype, n_q, bad, form):
     n_kv = 140
     keep = np.ones((n_q, n_kv), bool)
     keep[0, 5:] = False  # query 0 may not see key 5, query 1 may
@@ -247,11 +251,13 @@ def test_b15_additive_mask_is_a_bias(dtype, n_q):
     assert_accurate(make_problem(dtype, n_q=n_q, attn_mask=random))
 
 
+@semantic
 def test_b17_bool_mask_hides_and_is_not_added(dtype, n_q):
     np.testing.assert_array_equal(means(dtype, n_q, 2, attn_mask=np.array([True, False])), 0)
 
 
-def test_b18_float_zeros_and_ones_are_added_literally(dtype, n_q):
+@semantic
+def test_float_zeros_and_ones_are_added_literally(dtype, n_q):
     mask = np.array([0, 1], np.float32)
     result = show_keys(dtype, n_q, 2, attn_mask=mask).run(return_weights=True)
     tolerance = 0.002 if dtype.itemsize == 2 else 1e-7
@@ -259,11 +265,13 @@ def test_b18_float_zeros_and_ones_are_added_literally(dtype, n_q):
     np.testing.assert_allclose(result.weights.astype(np.float64), expected, atol=tolerance)
 
 
-def test_b19_additive_zero_means_attend(dtype, n_q):
+@semantic
+def test_additive_zero_means_attend(dtype, n_q):
     mask = np.array([0, 0, -1e4, -1e4], np.float32)
     np.testing.assert_array_equal(means(dtype, n_q, 4, attn_mask=mask), 0.5)
 
 
+@semantic
 def test_integer_mask_is_refused_and_its_bool_hides(dtype, n_q):
     mask = np.array([1, 0, 1])
     problem = make_problem(dtype, n_q=n_q, n_kv=3)
@@ -273,6 +281,7 @@ def test_integer_mask_is_refused_and_its_bool_hides(dtype, n_q):
     assert (weights[..., 1] == 0).all() and (weights[..., [0, 2]] > 0).all()
 
 
+@semantic
 @pytest.mark.parametrize("mask_dtype", [np.float16, np.float32, np.float64, "bfloat16"])
 def test_additive_mask_of_any_float_type(dtype, n_q, mask_dtype):
     mask_dtype = np.dtype(mask_dtype)
@@ -285,6 +294,7 @@ def test_additive_mask_of_any_float_type(dtype, n_q, mask_dtype):
     assert_accurate(problem.but(attn_mask=bias.astype(compute)))
 
 
+@semantic
 def test_b20_padding_by_lengths(dtype):
     lengths = np.array([5, 4, 1, 0])
     problem = make_problem(dtype, batch=(4,), n_q=5, n_kv=5, key_lengths=lengths)
@@ -295,6 +305,7 @@ def test_b20_padding_by_lengths(dtype):
         np.testing.assert_allclose(weights[b].sum(-1), float(length > 0), atol=tolerance)
 
 
+@semantic
 def test_b23_causal_and_padding_intersect(dtype):
     keep = np.array([0, 1, 1, 0, 0, 1, 0], bool)
     query = np.zeros((13, 7, 37), dtype)
@@ -307,7 +318,8 @@ def test_b23_causal_and_padding_intersect(dtype):
     np.testing.assert_array_equal(output[:, :5], expected[:, :5])
 
 
-def test_b27_every_shape_that_broadcasts(dtype, n_q):
+@semantic
+def test_every_shape_that_broadcasts(dtype, n_q):
     rng = np.random.default_rng(2)
     full = (2, 4, n_q, 23)
     problem = make_problem(dtype, n_q=n_q)
@@ -320,15 +332,17 @@ def test_b27_every_shape_that_broadcasts(dtype, n_q):
                 assert_same_bits(problem.but(attn_mask=np.broadcast_to(mask, full)).run(), expected)
 
 
-def test_b27_a_mask_that_does_not_fit_is_refused(dtype, n_q):
+@semantic
+def test_a_mask_that_does_not_fit_is_refused(dtype, n_q):
     problem = make_problem(dtype, n_q=n_q)
     for shape in ((22,), (n_q, 24), (3, n_q, 23), (3, 1, 1, 23), (1, 1, 1, 1, 23)):
         with pytest.raises(ValueError, match="attn_mask"):
             problem.but(attn_mask=np.ones(shape, bool)).run()
 
 
+@semantic
 @pytest.mark.parametrize("n_q", [2, 3])
-def test_b28_a_mask_of_keys_hides_columns(dtype, n_q):
+def test_a_mask_of_keys_hides_columns(dtype, n_q):
     keep = np.array([[True, True, False]])[:, None, None]
     output = means(dtype, n_q, 3, values=[0, 1, 5], attn_mask=keep[0, 0])
     np.testing.assert_array_equal(output, 0.5)
@@ -337,7 +351,8 @@ def test_b28_a_mask_of_keys_hides_columns(dtype, n_q):
     assert (hidden[..., 2] == 0).all() and (hidden[..., :2] > 0).all()
 
 
-def test_b77_a_mask_with_holes_is_not_a_length(dtype, n_q):
+@semantic
+def test_a_mask_with_holes_is_not_a_length(dtype, n_q):
     keep = np.array([True, False, True, True])
     np.testing.assert_allclose(means(dtype, n_q, 4, attn_mask=keep), 5 / 3, rtol=0.004)
     spread = np.arange(257) % 64 == 0
@@ -346,8 +361,9 @@ def test_b77_a_mask_with_holes_is_not_a_length(dtype, n_q):
     )
 
 
+@semantic
 @pytest.mark.parametrize("lowest_of", [np.float16, np.float32, np.float64, "bfloat16"])
-def test_r1_the_lowest_finite_number_is_a_bias(dtype, n_q, lowest_of):
+def test_the_lowest_finite_number_is_a_bias(dtype, n_q, lowest_of):
     mask = np.full(4, ml_dtypes.finfo(np.dtype(lowest_of)).min)
     np.testing.assert_array_equal(means(dtype, n_q, 4, attn_mask=mask), 1.5)
     causal = means(dtype, n_q, 4, attn_mask=mask, is_causal=True)

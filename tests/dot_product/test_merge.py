@@ -139,33 +139,6 @@ def test_inputs_stay_and_foreign_byte_order_is_read(dtype):
         assert_same_bits(after, before)
 
 
-O, L = np.ones((4, 5, 3), np.float32), np.ones((4, 5), np.float32)
-BROKEN = {
-    "no parts": (ValueError, ([], []), "lses: 0 parts but outputs has 0"),
-    "counts": (ValueError, ([O, O], [L]), "lses: 1 parts but outputs has 2, expected one for each"),
-    "shape": (ValueError, ([O, O[:3]], [L, L]), "outputs[1]: shape (3, 5, 3) but outputs[0] has"),
-    "lse shape": (ValueError, ([O, O], [L, L.T]), "lses[1]: shape (5, 4), expected (4, 5)"),
-    "lse of bshd": (ValueError, ([O.swapaxes(0, 1)], [L]),
-        ("lses[0]: shape (4, 5), expected (5, 4), (..., n_heads, n_q) of outputs (5, 4, 3) in "
-            "layout "
-        "bhsd; pass layout=")),
-    "None": (TypeError, (None, None), "outputs: got NoneType, expected a sequence of arrays"),
-    "vector": (ValueError, ([O[0, 0]], [L[0, 0]]), "outputs[0]: shape (3,), expected at least 2"),
-    "dtype": (TypeError, ([O, O.astype(np.float64)], [L, L]), "outputs[1]: dtype float64 but"),
-    "lse dtype": (TypeError, ([O], [L.astype(np.float16)]),
-        "lses[0]: dtype float16, expected float32"),
-    "ints": (TypeError, ([O.astype(int)], [L]), "outputs[0]: dtype int64 is not float16"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", BROKEN)
-def test_bad_input_says_so(name):
-    kind, parts, message = BROKEN[name]
-    with pytest.raises(kind) as error:
-        merge_attention(*parts)
-    assert str(error.value).startswith(message)
-
-
 def test_split_decoding_by_hand():
     """What it is for: keys in two places, attended apart."""
     rng = np.random.default_rng(0)

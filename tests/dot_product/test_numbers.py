@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from support.cases import EDGES, Problem, make_problem, random_problem
 from support.oracle import assert_accurate, assert_same_bits
+from support.variants import semantic
 
 pytestmark = pytest.mark.usefixtures("isa")
 
@@ -20,7 +21,7 @@ def test_b59_head_sizes(dtype, n_q, d):
 
 
 @pytest.mark.parametrize("d_qk, d_v", [(5, 4), (4, 5), (64, 1), (1, 64), (80, 96), (33, 257)])
-def test_b60_value_has_its_own_head_size(dtype, n_q, d_qk, d_v):
+def test_value_has_its_own_head_size(dtype, n_q, d_qk, d_v):
     assert_accurate(make_problem(dtype, n_q=n_q, d_qk=d_qk, d_v=d_v))
 
 
@@ -45,7 +46,7 @@ def test_b57_every_small_head_size(dtype, n_q):
 
 
 @pytest.mark.parametrize("n_kv", (*EDGES, 511, 512, 513, 1025))
-def test_b58_key_lengths_around_blocks(dtype, n_q, n_kv):
+def test_key_lengths_around_blocks(dtype, n_q, n_kv):
     assert_accurate(make_problem(dtype, batch=(), n_heads=2, n_q=n_q, n_kv=n_kv, d_qk=64))
 
 
@@ -59,6 +60,7 @@ def test_groups_of_query_heads(dtype, n_q, n_heads, n_kv_heads):
     assert_accurate(make_problem(dtype, n_heads=n_heads, n_kv_heads=n_kv_heads, n_q=n_q))
 
 
+@semantic
 def test_b73_query_heads_of_a_group_are_neighbours(dtype, n_q):
     query, key = np.zeros((4, n_q, 2), dtype), np.ones((2, 1, 2), dtype)
     value = np.array([0, 1], dtype).reshape(2, 1, 1)
@@ -66,12 +68,14 @@ def test_b73_query_heads_of_a_group_are_neighbours(dtype, n_q):
     np.testing.assert_array_equal(output[:, :, 0], np.repeat([[0], [0], [1], [1]], n_q, axis=1))
 
 
+@semantic
 @pytest.mark.parametrize("n_heads, n_kv_heads", [(3, 2), (33, 2), (2, 4), (9, 7)])
-def test_b74_heads_must_divide(dtype, n_heads, n_kv_heads):
+def test_heads_must_divide(dtype, n_heads, n_kv_heads):
     with pytest.raises(ValueError, match="n_heads"):
         make_problem(dtype, n_heads=n_heads, n_kv_heads=n_kv_heads).run()
 
 
+@semantic
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])
 @pytest.mark.parametrize("batch", [(), (3,), (2, 3), (2, 1, 2)])
 def test_ranks_are_views_of_one_computation(dtype, n_q, batch, layout):
@@ -92,6 +96,7 @@ def test_scale_is_taken_literally(dtype, n_q, scale):
     assert_accurate(make_problem(dtype, n_q=n_q, scale=scale))
 
 
+@semantic
 def test_b63_negative_scale(dtype, n_q):
     eye, value = np.eye(2, dtype=dtype), np.array([[1], [0]], dtype)
     query = np.resize(eye, (n_q, 2))
@@ -103,6 +108,7 @@ def test_b63_negative_scale(dtype, n_q):
         np.testing.assert_array_equal(output, [1, 0] if scale > 0 else [0, 1])
 
 
+@semantic
 @pytest.mark.parametrize("scale", [1e30, -1e30])
 def test_huge_scale_selects_one_value(dtype, n_q, scale):
     key = np.array([[1], [3], [-2], [2]], dtype)
@@ -111,6 +117,7 @@ def test_huge_scale_selects_one_value(dtype, n_q, scale):
     np.testing.assert_array_equal(output, 2 if scale > 0 else 3)
 
 
+@semantic
 @pytest.mark.parametrize("outer", [(), (3,)], ids=["rank 4", "rank 5"])
 def test_b54_every_set_of_empty_axes(dtype, outer):
     names = ("batch", "n_heads", "n_q", "n_kv", "d_qk", "d_v")
@@ -121,7 +128,7 @@ def test_b54_every_set_of_empty_axes(dtype, outer):
         query = np.ones((*heads, size["n_q"], size["d_qk"]), dtype)
         key = np.ones((*heads, size["n_kv"], size["d_qk"]), dtype)
         value = np.ones((*heads, size["n_kv"], size["d_v"]), dtype) * dtype.type(3)
-        out = np.full((*heads, size["n_q"], size["d_v"]), np.nan, dtype)  # B62: overwritten
+        out = np.full((*heads, size["n_q"], size["d_v"]), np.nan, dtype)  # to be overwritten
         result = Problem(query, key, value, {}).run(return_weights=True, return_lse=True, out=out)
         assert result.output is out
         n_kv = size["n_kv"]
@@ -132,14 +139,15 @@ def test_b54_every_set_of_empty_axes(dtype, outer):
         np.testing.assert_allclose(result.lse, np.full(out.shape[:-1], lse), rtol=1e-6)
 
 
-def test_b62_no_head_size_means_equal_scores(dtype, n_q):
+@semantic
+def test_no_head_size_means_equal_scores(dtype, n_q):
     value = np.arange(8, dtype=np.float64).astype(dtype)[:, None]
     output = Problem(np.ones((n_q, 0), dtype), np.ones((8, 0), dtype), value, {}).run()
     np.testing.assert_array_equal(output, 3.5)
 
 
 @pytest.mark.parametrize("power", [8, 12, 16, 20])
-def test_r3_long_rows_keep_their_digits(dtype, n_q, power):
+def test_long_rows_keep_their_digits(dtype, n_q, power):
     n_kv = 2**power
     n_q = min(n_q, 5)  # the fewest queries that the prefill kernel runs
     value = np.full((n_kv, 2), [0.7, 0.3]).astype(dtype)

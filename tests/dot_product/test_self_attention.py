@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from support.oracle import assert_same_bits, compute_type
 from support.sentence import W_K, W_Q, W_V, X
+from support.variants import semantic
 
 import attn_engine
 from attn_engine import reference
@@ -36,6 +37,7 @@ def test_equals_the_reference(dtype, shape, num_heads, options):
         np.testing.assert_allclose(got.astype(np.float64), right, rtol=tolerance, atol=tolerance)
 
 
+@semantic
 def test_equals_attention_of_the_projections(dtype):
     """In bits: one rounding to the storage type, at the end."""
     x, *matrices = inputs(dtype, 2, 30, num_heads=4)
@@ -50,6 +52,7 @@ def test_equals_attention_of_the_projections(dtype):
     assert_same_bits(actual.weights, expected.weights.astype(dtype))
 
 
+@semantic
 @pytest.mark.parametrize("num_heads", [1, 2])
 def test_lengths_and_masks(dtype, num_heads):
     given = inputs(dtype, 2, 20, num_heads=num_heads)
@@ -66,6 +69,7 @@ def test_lengths_and_masks(dtype, num_heads):
     assert_same_bits(spoiled[1, :8], output[1, :8])
 
 
+@semantic
 def test_worked_sentence(dtype):
     output, weights = attn_engine.self_attention(*(m.astype(dtype) for m in (X, W_Q, W_K, W_V)))
     weights = weights.astype(np.float64)
@@ -79,6 +83,7 @@ def test_worked_sentence(dtype):
     )
 
 
+@semantic
 def test_three_keys(dtype):
     keys = np.array([[1, 0, 0.2], [0.5, 0.5, 0.1], [0.1, 0.9, 0.3]]).astype(dtype)
     options = {"scale": 1.0, "return_weights": True}

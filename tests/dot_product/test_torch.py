@@ -53,7 +53,7 @@ def random_mask(rng, shape, dtype):
     return [keep, bias.astype(dtype), np.where(keep, bias, -np.inf).astype(dtype)][rng.integers(3)]
 
 
-def random_call(dtype, seed):
+def random_problem(dtype, seed):
     """Any rank, grouping, sizes, strides, mask and scale that torch accepts."""
     rng = np.random.default_rng(seed)
     batch = [None, (), (2,), (2, 2)][rng.integers(4)]
@@ -100,13 +100,13 @@ def run_torch(problem):
 @pytest.mark.usefixtures("isa")
 def test_the_engine_keeps_its_bound(dtype):
     for seed in range(EACH):
-        assert_accurate(random_call(dtype, seed), informative=False)
+        assert_accurate(random_problem(dtype, seed), informative=False)
 
 
 def test_torch_keeps_its_own(dtype):
     shapes = set()
     for seed in range(EACH):
-        problem = random_call(dtype, seed)
+        problem = random_problem(dtype, seed)
         expected = reference.scaled_dot_product_attention(
             problem.query, problem.key, problem.value, **problem.options
         ).output

@@ -4,176 +4,170 @@ import ml_dtypes
 import numpy as np
 import pytest
 from support.cached import contents
-from support.messages import check_message, ones
+from support.messages import ones, refused, refuses
 
 from attn_engine import KVCache
 
 GOOD = {"batch": 2, "n_kv_heads": 4, "d_qk": 16, "capacity": 100}
 NEW = {
-    "batch": ({"batch": 0}, ValueError, "batch: got 0, expected at least 1"),
-    "heads": ({"n_kv_heads": 2.0}, TypeError, "n_kv_heads: got 2.0, expected a whole number"),
-    "d_qk": ({"d_qk": -1}, ValueError, "d_qk: got -1, expected at least 1"),
-    "d_v": ({"d_v": 0}, ValueError, "d_v: got 0, expected at least 1"),
-    "capacity": ({"capacity": True}, TypeError, "capacity: got True"),
-    "dtype": ({"dtype": np.int32}, TypeError,
+    "batch": (ValueError, {"batch": 0}, "batch: got 0, expected at least 1"),
+    "heads": (TypeError, {"n_kv_heads": 2.0}, "n_kv_heads: got 2.0, expected a whole number"),
+    "d_qk": (ValueError, {"d_qk": -1}, "d_qk: got -1, expected at least 1"),
+    "d_v": (ValueError, {"d_v": 0}, "d_v: got 0, expected at least 1"),
+    "capacity": (TypeError, {"capacity": True}, "capacity: got True"),
+    "dtype": (TypeError, {"dtype": np.int32},
         "dtype: got <class 'numpy.int32'>, expected float16,"),
-    "dtype name": ({"dtype": "f99"}, TypeError, "dtype: got 'f99', expected float16, bfloat16"),
-    "storage": ({"storage": "int4"}, ValueError,
+    "dtype name": (TypeError, {"dtype": "f99"}, "dtype: got 'f99', expected float16, bfloat16"),
+    "storage": (ValueError, {"storage": "int4"},
         "storage: got 'int4', expected one of float32, float64, float16, bfloat16, int8"),
-    "storage kind": ({"storage": 8}, ValueError, "storage: got 8, expected one of float32"),
-    "storage pair": ({"storage": ("int8", "float16")}, ValueError,
+    "storage kind": (ValueError, {"storage": 8}, "storage: got 8, expected one of float32"),
+    "storage pair": (ValueError, {"storage": ("int8", "float16")},
         ("storage: got ('int8', 'float16'), expected one of float32, float64, float16, bfloat16, "
-            "int8, "
-        "or None; keys and values are stored alike, pass one name for both")),
-    "storage list": ({"storage": ["int8"]}, ValueError,
+        "int8, or None; keys and values are stored alike, pass one name for both")),
+    "storage list": (ValueError, {"storage": ["int8"]},
         "storage: got ['int8'], expected one of float32"),
-    "storage pair that is no dtype": ({"storage": ("int8", -1)}, ValueError,
+    "storage pair that is no dtype": (ValueError, {"storage": ("int8", -1)},
         "storage: got ('int8', -1)"),
-    "storage of a long dtype": ({"storage": np.dtype([(f"a{i}", "f4") for i in range(30)])},
+    "storage of a long dtype": (
         ValueError,
+        {"storage": np.dtype([(f"a{i}", "f4") for i in range(30)])},
         "storage: got an object of type"),
-    "storage of no numbers": ({"storage": np.int16}, ValueError,
+    "storage of no numbers": (ValueError, {"storage": np.int16},
         ("storage: got <class 'numpy.int16'>, expected one of float32, float64, float16, "
-            "bfloat16, int8, "
-        "or None for the dtype of the cache")),
-    "wide storage": ({"storage": "float64"}, ValueError,
+        "bfloat16, int8, or None for the dtype of the cache")),
+    "wide storage": (ValueError, {"storage": "float64"},
         "storage: float64 does not go with dtype float32; float64 is stored as it is, and nothing"),
-    "wide dtype": ({"dtype": np.float64, "storage": "int8"}, ValueError,
+    "wide dtype": (ValueError, {"dtype": np.float64, "storage": "int8"},
         "storage: int8 does not go with dtype float64"),
-    "window": ({"window": 0}, ValueError, "window: got 0, expected at least 1"),
-    "window kind": ({"window": (5, 0)}, TypeError, "window: got (5, 0), expected a whole number"),
-    "window beyond capacity": ({"window": 101}, ValueError,
+    "window": (ValueError, {"window": 0}, "window: got 0, expected at least 1"),
+    "window kind": (TypeError, {"window": (5, 0)}, "window: got (5, 0), expected a whole number"),
+    "window beyond capacity": (ValueError, {"window": 101},
         ("capacity: got 100, but with a window of 101 a query sees that many keys; pass at least "
-            "101, "
-        "and one more for each further token that is appended at a time")),
-    "page": ({"page_size": 100}, ValueError,
+        "101, and one more for each further token that is appended at a time")),
+    "page": (ValueError, {"page_size": 100},
         "page_size: got 100, expected a multiple of 64, e.g. 128"),
-    "no page": ({"page_size": 0}, ValueError, "page_size: got 0, expected at least 1"),
-    "page beyond capacity": ({"page_size": 192}, ValueError,
+    "no page": (ValueError, {"page_size": 0}, "page_size: got 0, expected at least 1"),
+    "page beyond capacity": (ValueError, {"page_size": 192},
         "page_size: got 192, but capacity 100 fills no more than 128; pass at most that"),
-    "huge page": ({"page_size": 2**70}, ValueError, "page_size: got 1180591620717411303424, but"),
-    "huge batch": ({"batch": 2**50}, MemoryError,
+    "huge page": (ValueError, {"page_size": 2**70}, "page_size: got 1180591620717411303424, but"),
+    "huge batch": (MemoryError, {"batch": 2**50},
         ("batch: got 1125899906842624, with which keys and values take more than 128 TiB, all "
-            "that a "
-        "process can address; make it smaller")),
-    "huge heads": ({"n_kv_heads": 2**60}, MemoryError, "n_kv_heads: got 1152921504606846976, with"),
-    "huge d_qk": ({"d_qk": 2**62}, MemoryError, "d_qk: got 4611686018427387904, with which keys"),
-    "huge d_v": ({"d_v": 2**62}, MemoryError, "d_v: got 4611686018427387904, with which keys"),
-    "huge capacity": ({"capacity": 10**19}, MemoryError,
+        "that a process can address; make it smaller")),
+    "huge heads": (MemoryError, {"n_kv_heads": 2**60}, "n_kv_heads: got 1152921504606846976, with"),
+    "huge d_qk": (MemoryError, {"d_qk": 2**62}, "d_qk: got 4611686018427387904, with which keys"),
+    "huge d_v": (MemoryError, {"d_v": 2**62}, "d_v: got 4611686018427387904, with which keys"),
+    "huge capacity": (MemoryError, {"capacity": 10**19},
         "capacity: got 10000000000000000000, with"),
     **{
-        f"{name} of {sign}10**5000": ({name: int(f"{sign}1") * 10**5000}, ValueError,
+        f"{name} of {sign}10**5000": (ValueError, {name: int(f"{sign}1") * 10**5000},
             f"{name}: got an integer of 16610 bits, expected 1 to 140737488355328, the bytes")
         for name in ("batch", "n_kv_heads", "d_qk", "d_v", "capacity", "window", "page_size")
         for sign in ("", "-")
     },
-    "huge ring": ({"capacity": 10**19, "window": 5}, MemoryError,
+    "huge ring": (MemoryError, {"capacity": 10**19, "window": 5},
         "capacity: got 10000000000000000000"),
 }  # fmt: skip
 
 TENSOR = ones(2, 4, 3, 16)
 APPENDS = {
-    "key rank": ((ones(4, 3, 16), TENSOR), {}, ValueError,
+    "key rank": (ValueError, ((ones(4, 3, 16), TENSOR), {}),
         ("key: shape (4, 3, 16) has 3 axes, expected 4 (batch, n_kv_heads, n_new, d_qk) (value "
-            "(2, 4, "
-        "3, 16)); use np.repeat(key[None], 2, axis=0) if key is for every batch entry")),
-    "vector": ((ones(16), TENSOR), {}, ValueError, "key: shape (16,) has 1 axis, expected 4"),
-    "value rank": ((TENSOR, ones(2, 4, 3, 16, 1)), {}, ValueError,
+        "(2, 4, 3, 16)); use np.repeat(key[None], 2, axis=0) if key is for every batch entry")),
+    "vector": (ValueError, ((ones(16), TENSOR), {}), "key: shape (16,) has 1 axis, expected 4"),
+    "value rank": (ValueError, ((TENSOR, ones(2, 4, 3, 16, 1)), {}),
         "value: shape (2, 4, 3, 16, 1) has 5 axes, expected 4 (batch, n_kv_heads, n_new, d_v)"),
-    "batch": ((ones(1, 4, 3, 16), TENSOR), {}, ValueError,
+    "batch": (ValueError, ((ones(1, 4, 3, 16), TENSOR), {}),
         ("key: batch is 1 but the cache has batch 2 (key (1, 4, 3, 16), axes (batch, n_kv_heads, "
-            "n_new,"
-        " d_qk)); use np.repeat(key, 2, axis=0) if key is for every batch entry")),
-    "heads": ((ones(2, 8, 3, 16), TENSOR), {}, ValueError,
+        "n_new, d_qk)); use np.repeat(key, 2, axis=0) if key is for every batch entry")),
+    "heads": (ValueError, ((ones(2, 8, 3, 16), TENSOR), {}),
         ("key: n_kv_heads is 8 but the cache has n_kv_heads 4 (key (2, 8, 3, 16), axes (batch, "
         "n_kv_heads, n_new, d_qk)); a cache holds the heads of keys and values, before they")),
-    "value heads": ((TENSOR, ones(2, 1, 3, 16)), {}, ValueError, "value: n_kv_heads is 1 but"),
-    "layout": ((ones(2, 3, 4, 16), TENSOR), {}, ValueError,
+    "value heads": (ValueError, ((TENSOR, ones(2, 1, 3, 16)), {}), "value: n_kv_heads is 1 but"),
+    "layout": (ValueError, ((ones(2, 3, 4, 16), TENSOR), {}),
         ("key: n_kv_heads is 3 but the cache has n_kv_heads 4 (key (2, 3, 4, 16), axes (batch, "
         "n_kv_heads, n_new, d_qk)); use key.swapaxes(-2, -3)")),
-    "d_qk": ((ones(2, 4, 3, 8), TENSOR), {}, ValueError,
+    "d_qk": (ValueError, ((ones(2, 4, 3, 8), TENSOR), {}),
         ("key: d_qk is 8 but the cache has d_qk 16 (key (2, 4, 3, 8), axes (batch, n_kv_heads, "
-            "n_new, "
-        "d_qk)); project it, or make a cache of that d_qk")),
-    "d_v": ((TENSOR, ones(2, 4, 3, 8)), {}, ValueError, "value: d_v is 8 but the cache has d_v 16"),
-    "n_new": ((TENSOR, ones(2, 4, 2, 16)), {}, ValueError,
+        "n_new, d_qk)); project it, or make a cache of that d_qk")),
+    "d_v": (ValueError, ((TENSOR, ones(2, 4, 3, 8)), {}),
+        "value: d_v is 8 but the cache has d_v 16"),
+    "n_new": (ValueError, ((TENSOR, ones(2, 4, 2, 16)), {}),
         "value: n_new is 2 but key has n_new 3 (key (2, 4, 3, 16), value (2, 4, 2, 16), axes (b"),
-    "dtype": ((TENSOR, TENSOR.astype(np.float64)), {}, TypeError,
+    "dtype": (TypeError, ((TENSOR, TENSOR.astype(np.float64)), {}),
         ("value: dtype float64 but the cache has float32; convert it, or make the cache with "
         "dtype='float64' (storage is chosen apart)")),
-    "16-bit": ((TENSOR.astype(ml_dtypes.bfloat16), TENSOR), {}, TypeError,
+    "16-bit": (TypeError, ((TENSOR.astype(ml_dtypes.bfloat16), TENSOR), {}),
         ("key: dtype bfloat16 but the cache has float32; convert it, or make the cache with "
         "dtype='bfloat16'")),
-    "integers": ((TENSOR.astype(int), TENSOR), {}, TypeError, "key: dtype int64 is not float16"),
-    "masked": ((np.ma.masked_array(TENSOR), TENSOR), {}, TypeError, "key: masked arrays"),
-    "lengths shape": ((TENSOR, TENSOR, [1]), {}, ValueError,
+    "integers": (TypeError, ((TENSOR.astype(int), TENSOR), {}), "key: dtype int64 is not float16"),
+    "masked": (TypeError, ((np.ma.masked_array(TENSOR), TENSOR), {}), "key: masked arrays"),
+    "lengths shape": (ValueError, ((TENSOR, TENSOR, [1]), {}),
         "lengths: shape (1,), expected (2,): one length for each batch entry"),
-    "lengths value": ((TENSOR, TENSOR, [1, 4]), {}, ValueError,
+    "lengths value": (ValueError, ((TENSOR, TENSOR, [1, 4]), {}),
         "lengths: got 4 at index 1, expected 0 to 3 (n_new); clip it"),
-    "lengths kind": ((TENSOR, TENSOR, [1.0, 2.0]), {}, TypeError,
+    "lengths kind": (TypeError, ((TENSOR, TENSOR, [1.0, 2.0]), {}),
         "lengths: dtype float64, expected"),
-    "full": ((ones(2, 4, 61, 16),) * 2, {}, ValueError,
+    "full": (ValueError, ((ones(2, 4, 61, 16),) * 2, {}),
         ("cache is full: entry 0 has 40 and 61 more make 101 tokens, but capacity is 100; make a "
-            "larger "
-        "cache, give it a window so that it forgets what is older, or truncate() it")),
-    "full in part": ((ones(2, 4, 80, 16), ones(2, 4, 80, 16), [60, 80]), {}, ValueError,
+        "larger cache, give it a window so that it forgets what is older, or truncate() it")),
+    "full in part": (ValueError, ((ones(2, 4, 80, 16), ones(2, 4, 80, 16), [60, 80]), {}),
         "cache is full: entry 1 has 30 and 80 more make 110 tokens, but capacity is 100"),
-    "threads": ((TENSOR, TENSOR), {"num_threads": 0}, ValueError, "num_threads: got 0"),
+    "threads": (ValueError, ((TENSOR, TENSOR), {"num_threads": 0}), "num_threads: got 0"),
 }  # fmt: skip
 
 QUERY = ones(2, 8, 3, 16)
 ATTENDS = {
-    "rank": ((ones(8, 3, 16),), {}, ValueError,
+    "rank": (ValueError, ((ones(8, 3, 16),), {}),
         ("query: shape (8, 3, 16) has 3 axes, expected 4 (batch, n_heads, n_q, d_qk); use "
-            "np.repeat("
-        "query[None], 2, axis=0) if query is for every batch entry")),
-    "batch": ((ones(3, 8, 3, 16),), {}, ValueError, "query: batch is 3 but the cache has batch 2"),
-    "heads": ((ones(2, 6, 3, 16),), {}, ValueError,
+        "np.repeat(query[None], 2, axis=0) if query is for every batch entry")),
+    "batch": (ValueError, ((ones(3, 8, 3, 16),), {}),
+        "query: batch is 3 but the cache has batch 2"),
+    "heads": (ValueError, ((ones(2, 6, 3, 16),), {}),
         ("query: n_heads is 6 but the cache has n_kv_heads 4 (query (2, 6, 3, 16), axes (batch, "
         "n_heads, n_q, d_qk)); n_heads must be a multiple of n_kv_heads")),
-    "no heads": ((ones(2, 0, 3, 16),), {}, ValueError, "query: n_heads is 0 but"),
-    "layout": ((ones(2, 3, 8, 16),), {}, ValueError,
+    "no heads": (ValueError, ((ones(2, 0, 3, 16),), {}), "query: n_heads is 0 but"),
+    "layout": (ValueError, ((ones(2, 3, 8, 16),), {}),
         ("query: shape (2, 3, 8, 16), expected (2, 8, 3, 16) (batch, n_heads, n_q, d_qk); use "
         "query.swapaxes(-2, -3)")),
-    "d_qk": ((ones(2, 8, 3, 64),), {}, ValueError, "query: d_qk is 64 but the cache has d_qk 16"),
-    "dtype": ((QUERY.astype(np.float16),), {}, TypeError,
+    "d_qk": (ValueError, ((ones(2, 8, 3, 64),), {}), "query: d_qk is 64 but the cache has d_qk 16"),
+    "dtype": (TypeError, ((QUERY.astype(np.float16),), {}),
         "query: dtype float16 but the cache has float32; convert it"),
-    "mask": ((QUERY, ones(3, 41)), {}, ValueError,
+    "mask": (ValueError, ((QUERY, ones(3, 41)), {}),
         "attn_mask: n_kv is 41 but scores have n_kv 40 (attn_mask (3, 41), scores (2, 8, 3, 40))"),
-    "integer mask": ((QUERY, ones(3, 40, dtype=int)), {}, TypeError,
+    "integer mask": (TypeError, ((QUERY, ones(3, 40, dtype=int)), {}),
         "attn_mask: dtype int64 could"),
-    "lengths": ((QUERY,), {"query_lengths": [4, 3]}, ValueError,
+    "lengths": (ValueError, ((QUERY,), {"query_lengths": [4, 3]}),
         "query_lengths: got 4 at index 0, expected 0 to 3 (n_q); clip it"),
-    "window": ((QUERY,), {"window": 5}, TypeError, "window: got 5, expected (left, right)"),
-    "causal": ((QUERY,), {"is_causal": 1}, TypeError, "is_causal: got 1, expected True or False"),
-    "scale": ((QUERY,), {"scale": np.inf}, ValueError, "scale: got inf"),
-    "softcap": ((QUERY,), {"softcap": -1.0}, ValueError, "softcap: got -1.0"),
-    "slopes": ((QUERY,), {"alibi_slopes": ones(4)}, ValueError,
+    "window": (TypeError, ((QUERY,), {"window": 5}), "window: got 5, expected (left, right)"),
+    "causal": (TypeError, ((QUERY,), {"is_causal": 1}), "is_causal: got 1, expected True or False"),
+    "scale": (ValueError, ((QUERY,), {"scale": np.inf}), "scale: got inf"),
+    "softcap": (ValueError, ((QUERY,), {"softcap": -1.0}), "softcap: got -1.0"),
+    "slopes": (ValueError, ((QUERY,), {"alibi_slopes": ones(4)}),
         "alibi_slopes: shape (4,), expected (8,), a slope for each query head, or (2, 8)"),
-    "sinks": ((QUERY,), {"sinks": ones(4)}, ValueError, "sinks: shape (4,), expected (8,)"),
-    "weights": ((QUERY,), {"return_weights": 1}, TypeError, "return_weights: got 1"),
-    "lse": ((QUERY,), {"return_lse": None}, TypeError, "return_lse: got None"),
-    "out": ((QUERY,), {"out": ones(2, 8, 3, 8)}, ValueError,
+    "sinks": (ValueError, ((QUERY,), {"sinks": ones(4)}), "sinks: shape (4,), expected (8,)"),
+    "weights": (TypeError, ((QUERY,), {"return_weights": 1}), "return_weights: got 1"),
+    "lse": (TypeError, ((QUERY,), {"return_lse": None}), "return_lse: got None"),
+    "out": (ValueError, ((QUERY,), {"out": ones(2, 8, 3, 8)}),
         ("out: shape (2, 8, 3, 8), expected (2, 8, 3, 16), which is (batch, n_heads, n_q, d_v); "
         "pass")),
-    "out is query": ((QUERY,), {"out": QUERY}, ValueError, "out: shares memory with query"),
-    "threads": ((QUERY,), {"num_threads": 1.5}, TypeError, "num_threads: got 1.5"),
+    "out is query": (ValueError, ((QUERY,), {"out": QUERY}), "out: shares memory with query"),
+    "threads": (TypeError, ((QUERY,), {"num_threads": 1.5}), "num_threads: got 1.5"),
 }  # fmt: skip
 
 CHANGES = {
-    "truncate shape": ("truncate", 5, ValueError,
+    "truncate shape": (ValueError, ("truncate", 5),
         "lengths: shape (), expected (2,), one length for each batch entry; use np.full(2, l"),
-    "truncate more": ("truncate", [40, 31], ValueError,
+    "truncate more": (ValueError, ("truncate", [40, 31]),
         "lengths: got 31 at index 1, where the cache has length 30; truncate() only shortens"),
-    "truncate negative": ("truncate", [-1, 3], ValueError,
+    "truncate negative": (ValueError, ("truncate", [-1, 3]),
         "lengths: got -1 at index 0, expected 0 to 40; truncate() only shortens"),
-    "truncate kind": ("truncate", [1.0, 2.0], TypeError,
+    "truncate kind": (TypeError, ("truncate", [1.0, 2.0]),
         "lengths: dtype float64, expected integers"),
-    "reorder shape": ("reorder", [0], ValueError,
+    "reorder shape": (ValueError, ("reorder", [0]),
         "batch_index: shape (1,), expected (2,): for each entry the one that it continues"),
-    "reorder range": ("reorder", [0, 2], ValueError,
+    "reorder range": (ValueError, ("reorder", [0, 2]),
         "batch_index: got 2 at index 1, expected 0 to 1"),
-    "reorder mask": ("reorder", [True, False], TypeError, "batch_index: dtype bool, expected"),
+    "reorder mask": (TypeError, ("reorder", [True, False]), "batch_index: dtype bool, expected"),
 }  # fmt: skip
 
 
@@ -189,36 +183,24 @@ def cache(request):
         np.testing.assert_array_equal(then, now)
 
 
-@pytest.mark.parametrize("name", NEW)
-def test_a_cache_that_cannot_be(name):
-    options, kind, phrase = NEW[name]
-    with pytest.raises(kind) as error:
-        KVCache(**GOOD | options)
-    check_message(error, [phrase])
+@refused(NEW)
+def test_a_cache_that_cannot_be(kind, given, phrases):
+    refuses(kind, phrases, KVCache, **(GOOD | given))
 
 
-@pytest.mark.parametrize("name", APPENDS)
-def test_an_append_that_fails_changes_nothing(cache, name):
-    arguments, options, kind, phrase = APPENDS[name]
-    with pytest.raises(kind) as error:
-        cache.append(*arguments, **options)
-    check_message(error, [phrase])
+@refused(APPENDS)
+def test_an_append_that_fails_changes_nothing(cache, kind, given, phrases):
+    refuses(kind, phrases, cache.append, *given[0], **given[1])
 
 
-@pytest.mark.parametrize("name", ATTENDS)
-def test_broken_attention_says_so(cache, name):
-    arguments, options, kind, phrase = ATTENDS[name]
-    with pytest.raises(kind) as error:
-        cache.attend(*arguments, **options)
-    check_message(error, [phrase])
+@refused(ATTENDS)
+def test_broken_attention_says_so(cache, kind, given, phrases):
+    refuses(kind, phrases, cache.attend, *given[0], **given[1])
 
 
-@pytest.mark.parametrize("name", CHANGES)
-def test_a_change_that_fails_changes_nothing(cache, name):
-    method, argument, kind, phrase = CHANGES[name]
-    with pytest.raises(kind) as error:
-        getattr(cache, method)(argument)
-    check_message(error, [phrase])
+@refused(CHANGES)
+def test_a_change_that_fails_changes_nothing(cache, kind, given, phrases):
+    refuses(kind, phrases, getattr(cache, given[0]), given[1])
 
 
 def test_a_full_cache_takes_no_token_and_a_truncated_one_does():
@@ -247,13 +229,10 @@ def ring(*lengths):
 def test_a_ring_says_how_many_queries_it_has_keys_for():
     cache = ring(150, 50)  # the page of the first 64 tokens is gone
     assert cache.attend(ones(2, 1, 72, 4)).shape == (2, 1, 72, 4)
-    with pytest.raises(ValueError) as error:
-        cache.attend(ones(2, 1, 73, 4))
-    check_message(error, [
+    refuses(ValueError, [
         ("query: n_q is 73, but the tokens left of entry 0 are its last 136, enough for n_q 72 "
-            "with a "
-        "window of 65; append and attend at most 36 at a time, or use a capacity of 137"),
-    ])  # fmt: skip
+        "with a window of 65; append and attend at most 36 at a time, or use a capacity of 137"),
+    ], cache.attend, ones(2, 1, 73, 4))  # fmt: skip
     # Fewer real queries or a narrower window need fewer keys.
     cache.attend(ones(2, 1, 73, 4), query_lengths=[72, 5])
     cache.attend(ones(2, 1, 73, 4), window=(63, 0))
@@ -265,12 +244,10 @@ def test_a_truncated_ring_says_how_many_tokens_are_missing():
     cache = KVCache(1, 1, 4, 85, window=64)
     cache.append(*(ones(1, 1, 300, 4),) * 2)
     cache.truncate([191])
-    with pytest.raises(ValueError) as error:
-        cache.attend(ones(1, 1, 1, 4))
-    check_message(error, [
+    refuses(ValueError, [
         ("query: n_q is 1, but the tokens left of entry 0 are its last 63, enough for n_q 0 with a "
         "window of 64; after truncate() append 1 more first, or truncate less"),
-    ])  # fmt: skip
+    ], cache.attend, ones(1, 1, 1, 4))  # fmt: skip
     cache.append(*(ones(1, 1, 1, 4),) * 2)
     assert cache.attend(ones(1, 1, 1, 4)).shape == (1, 1, 1, 4)
 
@@ -296,13 +273,10 @@ def test_a_ring_cannot_be_truncated_to_what_is_overwritten():
     cache = ring(200)
     cache.truncate([200, 128])
     before = contents(cache)
-    with pytest.raises(ValueError) as error:
-        cache.truncate([128, 127])
-    check_message(error, [
+    refuses(ValueError, [
         ("lengths: got 127 at index 1, where tokens before 64 are overwritten and a window of 65 "
-            "needs "
-        "some of them; keep at least 128, or 0 to begin anew"),
-    ])  # fmt: skip
+        "needs some of them; keep at least 128, or 0 to begin anew"),
+    ], cache.truncate, [128, 127])  # fmt: skip
     for then, now in zip(before, contents(cache), strict=True):
         np.testing.assert_array_equal(then, now)
     cache.truncate([0, 128])

@@ -2,13 +2,11 @@
 
 import numpy as np
 import pytest
+from support.messages import ones, refused, refuses
+from support.multihead import Call, make_layer
+from support.multihead_gradients import with_cotangents
 
 from attn_engine import MultiheadAttention
-
-
-def ones(*shape, dtype=np.float32):
-    return np.ones(shape, dtype)
-
 
 GOOD = {"query": ones(5, 2, 12), "key": ones(7, 2, 12), "value": ones(7, 2, 12)}
 OTHER_LAYOUT = {"query": ones(2, 5, 12), "key": ones(2, 7, 12), "value": ones(2, 7, 12)}
@@ -33,6 +31,7 @@ CALLS = {
     ),
     "rank of query": (
         {"query": ones(5, 12)},
+        "query: shape (5, 12) has 2 axes, ",
         "use np.repeat(query[:, None], 2, axis=1) if query is",
     ),
     "embed_dim": (
@@ -80,6 +79,7 @@ CALLS = {
     ),
     "padding of all": (
         {"key_padding_mask": ones(7, dtype=bool)},
+        "key_padding_mask: ",
         "; use np.repeat(key_padding_mask[None], 2, axis=0) if key_padding_mask is for every batch",
     ),
     "attn_mask": (
@@ -89,17 +89,20 @@ CALLS = {
             "n_q, n_kv)"
         ),
     ),
-    "attn_mask turned": ({"attn_mask": ones(7, 5)}, "; use attn_mask.T"),
+    "attn_mask turned": ({"attn_mask": ones(7, 5)}, "attn_mask: ", "; use attn_mask.T"),
     "attn_mask of keys": (
         {"attn_mask": ones(2, 7)},
+        "attn_mask: ",
         "; a mask of (batch, n_kv) is another argument: pass key_padding_mask=attn_mask",
     ),
     "attn_mask of entries": (
         {"attn_mask": ones(2, 5, 7)},
+        "attn_mask: ",
         "; use np.repeat(attn_mask, 3, axis=0)",
     ),
     "attn_mask of four axes": (
         {"attn_mask": ones(2, 3, 5, 7)},
+        "attn_mask: ",
         "; use attn_mask.reshape(6, 5, 7)",
     ),
     "threads": ({"num_threads": 0}, "num_threads: got 0, expected 1 to 1024"),
@@ -132,20 +135,9 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("case", CALLS)
-def test_shapes_and_values(case):
-    arguments, message = CALLS[case]
-    with pytest.raises(ValueError) as caught:
-        MultiheadAttention(12, 3)(**(GOOD | arguments))
-    assert message in str(caught.value)
-
-
-@pytest.mark.parametrize("case", KINDS)
-def test_kinds(case):
-    arguments, message = KINDS[case]
-    with pytest.raises(TypeError) as caught:
-        MultiheadAttention(12, 3)(**(GOOD | arguments))
-    assert message in str(caught.value)
+@refused(ValueError=CALLS, TypeError=KINDS)
+def test_calls(kind, given, phrases):
+    refuses(kind, phrases, MultiheadAttention(12, 3), **(GOOD | given))
 
 
 def test_batch_first_has_its_own_words():
@@ -179,32 +171,34 @@ def test_without_a_batch_masks_have_none():
 
 SETTINGS = {
     "heads": (
-        {"num_heads": 5},
         ValueError,
+        {"num_heads": 5},
         "embed_dim: 12 is not a multiple of num_heads, which is 5",
     ),
     "kv heads": (
-        {"num_kv_heads": 2},
         ValueError,
+        {"num_kv_heads": 2},
         "num_heads: 3 is not a multiple of num_kv_heads, which is 2",
     ),
-    "zero": ({"embed_dim": 0}, ValueError, "embed_dim: got 0, expected at least 1"),
-    "kdim": ({"kdim": -1}, ValueError, "kdim: got -1, expected at least 1"),
-    "float": ({"vdim": 2.0}, TypeError, "vdim: got 2.0, expected a whole number above 0"),
-    "dropout": ({"dropout": 1.0}, ValueError, "dropout: got 1.0, expected at least 0 and less"),
-    "dropout kind": ({"dropout": "no"}, TypeError, "dropout: got 'no', expected a real number"),
-    "bias": ({"bias": 1}, TypeError, "bias: got 1, expected True or False"),
-    "dtype": ({"dtype": np.int32}, TypeError, "expected float16, bfloat16, float32 or float64"),
-    "dtype kind": ({"dtype": "fast"}, TypeError, "dtype: got 'fast', expected float16, bfloat16"),
+    "zero": (ValueError, {"embed_dim": 0}, "embed_dim: got 0, expected at least 1"),
+    "kdim": (ValueError, {"kdim": -1}, "kdim: got -1, expected at least 1"),
+    "float": (TypeError, {"vdim": 2.0}, "vdim: got 2.0, expected a whole number above 0"),
+    "dropout": (ValueError, {"dropout": 1.0}, "dropout: got 1.0, expected at least 0 and less"),
+    "dropout kind": (TypeError, {"dropout": "no"}, "dropout: got 'no', expected a real number"),
+    "bias": (TypeError, {"bias": 1}, "bias: got 1, expected True or False"),
+    "dtype": (
+        TypeError,
+        {"dtype": np.int32},
+        "dtype: ",
+        "expected float16, bfloat16, float32 or float64",
+    ),
+    "dtype kind": (TypeError, {"dtype": "fast"}, "dtype: got 'fast', expected float16, bfloat16"),
 }
 
 
-@pytest.mark.parametrize("case", SETTINGS)
-def test_constructor(case):
-    arguments, kind, message = SETTINGS[case]
-    with pytest.raises(kind) as caught:
-        MultiheadAttention(**({"embed_dim": 12, "num_heads": 3} | arguments))
-    assert message in str(caught.value)
+@refused(SETTINGS)
+def test_constructor(kind, given, phrases):
+    refuses(kind, phrases, MultiheadAttention, **({"embed_dim": 12, "num_heads": 3} | given))
 
 
 def test_train_takes_a_flag():
@@ -217,8 +211,8 @@ def test_train_takes_a_flag():
 STATE = MultiheadAttention(12, 3).state_dict()
 STATES = {
     "missing and unexpected": (
-        {"in_proj_weight": ones(36, 12), "out_proj.weight": ones(12, 12), "bias_k": ones(1, 1, 12)},
         ValueError,
+        {"in_proj_weight": ones(36, 12), "out_proj.weight": ones(12, 12), "bias_k": ones(1, 1, 12)},
         (
             "state_dict: missing in_proj_bias, out_proj.bias; unexpected bias_k; expected "
             "in_proj_weight, in_proj_bias, out_proj.weight, out_proj.bias (bias, add_bias_kv, kdim "
@@ -226,34 +220,76 @@ STATES = {
         ),
     ),
     "shape": (
-        STATE | {"in_proj_bias": ones(12)},
         ValueError,
+        STATE | {"in_proj_bias": ones(12)},
         (
             "in_proj_bias: shape (12,), expected (36,) (outputs,); build the layer with the sizes "
             "of these"
         ),
     ),
     "turned": (
-        STATE | {"in_proj_weight": ones(12, 36)},
         ValueError,
+        STATE | {"in_proj_weight": ones(12, 36)},
         "in_proj_weight: shape (12, 36), expected (36, 12) (outputs, inputs); use in_proj_weight.T",
     ),
     "integers": (
-        STATE | {"in_proj_bias": ones(36, dtype=int)},
         TypeError,
+        STATE | {"in_proj_bias": ones(36, dtype=int)},
         "in_proj_bias: dtype int64 is not float16, bfloat16, float32 or float64",
     ),
 }
 
 
-@pytest.mark.parametrize("case", STATES)
-def test_load_state_dict(case):
-    state, kind, message = STATES[case]
-    with pytest.raises(kind) as caught:
-        MultiheadAttention(12, 3).load_state_dict(state)
-    assert message in str(caught.value)
+@refused(STATES)
+def test_load_state_dict(kind, given, phrases):
+    refuses(kind, phrases, MultiheadAttention(12, 3).load_state_dict, given)
 
 
 def test_from_torch_wants_the_module():
     with pytest.raises(TypeError, match=r"module: got dict, expected torch\.nn\.MultiheadAtt"):
         MultiheadAttention.from_torch({})
+
+
+# --- the backward pass --------------------------------------------------------------------------
+
+LAYER = make_layer(batch_first=True)
+GIVEN = with_cotangents(Call.of(LAYER))  # batch 2, n_q 4, n_kv 6, embed_dim 12
+RESULT = GIVEN.forward()
+OTHER = with_cotangents(Call.of(make_layer(batch_first=True))).forward().saved
+NO_WEIGHTS = LAYER.forward_and_save(**GIVEN.call.arguments, need_weights=False).saved
+
+BACKWARD = {
+    "grad_output": (ValueError, {"grad_output": ones(2, 4, 6)},
+        "grad_output: shape (2, 4, 6), expected (2, 4, 12)", "the output"),
+    "grad_output dtype": (TypeError, {"grad_output": ones(2, 4, 12, dtype=np.float64)},
+        "grad_output: dtype float64, expected float32", "grad_output.astype(np.float32)"),
+    "no grad_output": (TypeError, {"grad_output": None}, "grad_output: got None"),
+    "grad_weights": (ValueError, {"grad_weights": ones(2, 3, 4, 6)},
+        "grad_weights: shape (2, 3, 4, 6), expected (2, 4, 6)", "the weights"),
+    "grad_weights dtype": (TypeError, {"grad_weights": ones(2, 4, 6, dtype=int)},
+        "grad_weights: dtype int64"),
+    "no weights": (ValueError, {"saved": NO_WEIGHTS, "grad_weights": ones(2, 4, 6)},
+        "grad_weights: the call returned no weights", "need_weights=True"),
+    "not saved": (TypeError, {"saved": RESULT},
+        "saved: got SavedMultiheadResult", "forward_and_save"),
+    "another layer": (ValueError, {"saved": OTHER}, "saved: of a call of another layer"),
+    "unknown name": (ValueError, {"needs": ("weights",)},
+        "needs: got 'weights'", "query, key, value", "out_proj.weight"),
+    "one string": (TypeError, {"needs": "query"}, "needs: got 'query'", "tuple"),
+    "threads": (ValueError, {"num_threads": -1}, "num_threads: got -1"),
+}  # fmt: skip
+
+
+@refused(BACKWARD)
+def test_backward(kind, given, phrases):
+    arguments = {"grad_output": GIVEN.grad_output, "saved": RESULT.saved} | given
+    refuses(kind, phrases, LAYER.backward, **arguments)
+
+
+def test_what_the_forward_refuses():
+    with pytest.raises(ValueError, match="key: kdim is 5"):
+        LAYER.forward_and_save(ones(2, 4, 12), ones(2, 6, 5), ones(2, 6, 12))
+
+
+def test_the_message_of_saved_is_short():
+    assert repr(RESULT.saved) == "Saved(query (2, 4, 12), key (2, 6, 12))"

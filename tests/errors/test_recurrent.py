@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from support.messages import ones
+from support.messages import ones, refused, refuses
 
 from attn_engine import (
     additive_attention,
@@ -163,20 +163,9 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("name", ADDITIVE)
-def test_additive_values(name):
-    change, message = ADDITIVE[name]
-    with pytest.raises(ValueError) as error:
-        additive_attention(**(GOOD | change))
-    assert str(error.value).startswith(message)
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_additive_kinds(name):
-    change, message = KINDS[name]
-    with pytest.raises(TypeError) as error:
-        additive_attention(**(GOOD | change))
-    assert str(error.value).startswith(message)
+@refused(ValueError=ADDITIVE, TypeError=KINDS)
+def test_additive(kind, given, phrases):
+    refuses(kind, phrases, additive_attention, **(GOOD | given))
 
 
 def test_nothing_is_broadcast_on_the_fast_path_either():
@@ -209,64 +198,36 @@ def test_out_is_not_written_before_all_is_checked():
         additive_attention(**GOOD, values=values, out=values[:, :3])
 
 
-def test_luong():
-    query, keys = GOOD["query"], GOOD["keys"]
-    for call, message in (
-        (
-            lambda: dot_attention(query, keys),
-            (
-                "query: d_s is 5 but keys have d_h 6 (keys (2, 7, 6), query (2, 3, 5), axes "
-                "(batch, "
-                "T_dec, d_s)); use general_attention with a matrix W of shape (5, 6)"
-            ),
-        ),
-        (
-            lambda: general_attention(query, keys, ones(6, 5)),
-            "W: d_s is 6 but query has d_s 5 (query (2, 3, 5), W (6, 5), axes (d_s, d_h)); use W.T",
-        ),
-        (
-            lambda: general_attention(query, keys, ones(5, 6), num_heads=4),
-            "num_heads: 4 does not divide d_h, which is 6",
-        ),
-        (
-            lambda: concat_attention(query, keys, ones(11, 8), ones(8)),
-            (
-                "W_c: d_attn is 11 but v has d_attn 8 (v (8,), W_c (11, 8), axes (d_attn, d_s + "
-                "d_h)); use W"
-            ),
-        ),
-        (
-            lambda: concat_attention(query, keys, ones(8, 6), ones(8)),
-            (
-                "W_c: shape (8, 6), expected (8, 11) (d_attn, d_s + d_h) (query (2, 3, 5), keys "
-                "(2, 7, "
-                "6), v (8,)); it is np.hstack([W_a, U_a])"
-            ),
-        ),
-        (
-            lambda: concat_attention(query, keys, ones(8, 11), ones(7)),
-            "v: d_attn is 7 but W_c has d_attn 8",
-        ),
-        (
-            lambda: general_attention(query, keys, ones(5, 4)),
-            (
-                "W: d_h is 4 but keys have d_h 6 (keys (2, 7, 6), W (5, 4), axes (d_s, d_h)); "
-                "make it "
-                "(5, 6), or bring keys to d_h 4"
-            ),
-        ),
-        (
-            lambda: dot_attention(keys, keys, key_lengths=np.array([8, 1])),
-            "key_lengths: got 8 at index 0, expected 0 to 7",
-        ),
-        (
-            lambda: project_keys(ones(7), ones(8, 7)),
-            "keys: shape (7,) has 1 axis, expected 2 (T_enc, d_h) (U_a (8, 7)); use keys[None]",
-        ),
-    ):
-        with pytest.raises(ValueError) as error:
-            call()
-        assert str(error.value).startswith(message)
+QUERY, KEYS = GOOD["query"], GOOD["keys"]
+LUONG = {
+    "dot of two sizes": (lambda: dot_attention(QUERY, KEYS),
+        ("query: d_s is 5 but keys have d_h 6 (keys (2, 7, 6), query (2, 3, 5), axes (batch, "
+        "T_dec, d_s)); use general_attention with a matrix W of shape (5, 6)")),
+    "W turned": (lambda: general_attention(QUERY, KEYS, ones(6, 5)),
+        "W: d_s is 6 but query has d_s 5 (query (2, 3, 5), W (6, 5), axes (d_s, d_h)); use W.T"),
+    "W of another d_h": (lambda: general_attention(QUERY, KEYS, ones(5, 4)),
+        ("W: d_h is 4 but keys have d_h 6 (keys (2, 7, 6), W (5, 4), axes (d_s, d_h)); make it "
+        "(5, 6), or bring keys to d_h 4")),
+    "heads": (lambda: general_attention(QUERY, KEYS, ones(5, 6), num_heads=4),
+        "num_heads: 4 does not divide d_h, which is 6"),
+    "W_c turned": (lambda: concat_attention(QUERY, KEYS, ones(11, 8), ones(8)),
+        ("W_c: d_attn is 11 but v has d_attn 8 (v (8,), W_c (11, 8), axes (d_attn, d_s + d_h)); "
+        "use W")),
+    "W_c for one of both": (lambda: concat_attention(QUERY, KEYS, ones(8, 6), ones(8)),
+        ("W_c: shape (8, 6), expected (8, 11) (d_attn, d_s + d_h) (query (2, 3, 5), keys (2, 7, "
+        "6), v (8,)); it is np.hstack([W_a, U_a])")),
+    "v": (lambda: concat_attention(QUERY, KEYS, ones(8, 11), ones(7)),
+        "v: d_attn is 7 but W_c has d_attn 8"),
+    "lengths": (lambda: dot_attention(KEYS, KEYS, key_lengths=np.array([8, 1])),
+        "key_lengths: got 8 at index 0, expected 0 to 7"),
+    "keys to prepare": (lambda: project_keys(ones(7), ones(8, 7)),
+        "keys: shape (7,) has 1 axis, expected 2 (T_enc, d_h) (U_a (8, 7)); use keys[None]"),
+}  # fmt: skip
+
+
+@refused(ValueError=LUONG)
+def test_luong(kind, given, phrases):
+    refuses(kind, phrases, given)
 
 
 def test_prepared_keys_elsewhere():

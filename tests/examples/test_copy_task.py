@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.examples import run_example
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 EXAMPLE = EXAMPLES / "copy_task" / "train.py"
@@ -23,9 +24,9 @@ PICTURES = ("copy-task-accuracy.svg", "copy-task-alignment.svg")
 CHECKPOINTS = ("no-attention.npz", "attention.npz")
 
 
-def run_example(folder, *args, program=(sys.executable, "-W", "error", str(EXAMPLE))):
-    command = [*program, "--quick", "--folder", str(folder), *args]
-    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=900)
+def train(folder, *args, program=(str(EXAMPLE),)):
+    """A quick training, by the script or by a program that runs it."""
+    return run_example(*program, "--quick", "--folder", folder, *args, timeout=900)
 
 
 def accuracies(folder):
@@ -44,7 +45,7 @@ def accuracies(folder):
 def quick(tmp_path_factory):
     """The folder of a quick run, and what it said."""
     folder = tmp_path_factory.mktemp("quick")
-    result = run_example(folder)
+    result = train(folder)
     assert result.returncode == 0, result.stderr
     return folder, result
 
@@ -95,7 +96,7 @@ def test_a_finished_run_is_drawn_again_to_the_byte(quick):
     folder, _ = quick
     names = ("accuracy.md", *PICTURES)
     before = [(folder / name).read_bytes() for name in names]
-    result = run_example(folder)
+    result = train(folder)
     assert result.returncode == 0 and result.stderr == ""
     assert [(folder / name).read_bytes() for name in names] == before
 
@@ -116,19 +117,19 @@ runpy.run_path({str(EXAMPLE)!r}, run_name="__main__")
 
 def interrupt(folder, attention, step):
     """A run that is sent Ctrl-C in a step of one of its models."""
-    program = [sys.executable, "-W", "error", "-c", CTRL_C, str(int(attention)), str(step)]
-    return run_example(folder, "--steps", "40", program=program)
+    program = ["-c", CTRL_C, str(int(attention)), str(step)]
+    return train(folder, "--steps", "40", program=program)
 
 
 def test_a_run_resumed_after_ctrl_c_has_the_same_bits(tmp_path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    assert run_example(whole, "--steps", "40").returncode == 0
+    assert train(whole, "--steps", "40").returncode == 0
     for attention, step in ((False, 7), (True, 12), (True, 39)):
         result = interrupt(parts, attention, step)
         assert result.returncode == 130
         assert f"stopped; the same command goes on at step {step + 1}\n" in result.stderr
         assert "Traceback" not in result.stderr
-    assert run_example(parts, "--steps", "40").returncode == 0
+    assert train(parts, "--steps", "40").returncode == 0
     for name in CHECKPOINTS:
         with np.load(whole / name) as expected, np.load(parts / name) as found:
             assert found.files == expected.files
@@ -137,7 +138,7 @@ def test_a_run_resumed_after_ctrl_c_has_the_same_bits(tmp_path):
     for name in PICTURES:
         assert (parts / name).read_bytes() == (whole / name).read_bytes()
 
-    result = run_example(parts, "--steps", "41")
+    result = train(parts, "--steps", "41")
     assert result.returncode == 1
     words = (
         "no-attention.npz: made with steps 40, longest 20, .*, not with steps 41, .*; delete it$"
@@ -156,9 +157,9 @@ runpy.run_path({str(EXAMPLE)!r}, run_name="__main__")
 
 
 def test_ctrl_c_while_drawing_is_one_line(tmp_path):
-    program = [sys.executable, "-W", "error", "-c", DRAWING]
-    assert run_example(tmp_path, "--steps", "2").returncode == 0
-    result = run_example(tmp_path, "--steps", "2", program=program)
+    program = ["-c", DRAWING]
+    assert train(tmp_path, "--steps", "2").returncode == 0
+    result = train(tmp_path, "--steps", "2", program=program)
     assert result.returncode == 130
     assert result.stderr == "stopped; the same command draws again what is trained\n"
 
@@ -167,7 +168,7 @@ def test_a_folder_that_is_a_file_is_one_line(tmp_path):
     path = tmp_path / "file"
     path.touch()
     for folder in (path, path / "below"):
-        result = run_example(folder)
+        result = train(folder)
         assert result.returncode == 2 and "Traceback" not in result.stderr
         assert f"error: --folder {folder}: " in result.stderr.splitlines()[-1]
 
@@ -189,6 +190,6 @@ def test_without_a_package_one_line_says_what_to_install(module, tmp_path):
 
 
 def test_steps_must_be_positive(tmp_path):
-    result = run_example(tmp_path, "--steps", "0")
+    result = train(tmp_path, "--steps", "0")
     assert result.returncode == 2
     assert result.stderr.endswith("--steps 0: at least 1\n")

@@ -3,7 +3,6 @@
 import importlib
 import importlib.util
 import os
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -11,6 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from support.examples import run_example
 
 import attn_engine
 
@@ -255,23 +255,9 @@ def test_characters_are_written_whole(generate, model, capsys):
     assert capsys.readouterr().out == text + "\n"
 
 
-def run_example(*args, text=None):
-    command = [sys.executable, "-W", "error", EXAMPLES / "generate.py", *map(str, args)]
-    environment = {**os.environ, "PYTHONIOENCODING": "utf-8"}
-    return subprocess.run(
-        command,
-        check=False,
-        capture_output=True,
-        encoding="utf-8",
-        timeout=240,
-        input=text,
-        env=environment,
-    )
-
-
 def test_command_line_answers_and_reports(model, greedy):
     options = ("--max-tokens", 6, "--threads", 1, "--cache-dtype", "float16")
-    result = run_example("-", *options, text=PROMPT)
+    result = run_example(EXAMPLES / "generate.py", "-", *options, timeout=240, text=PROMPT)
     assert result.returncode == 0, result.stderr
     assert result.stdout == model.tokenizer.decode(greedy[0][:6]) + "\n"
     prompt, answer = result.stderr.splitlines()
@@ -285,7 +271,7 @@ def test_command_line_answers_and_reports(model, greedy):
     ["--max-tokens=0", "--max-tokens=9000", "--temperature=-1", "--temperature=nan", "--threads=0"],
 )
 def test_command_line_refuses(option):
-    result = run_example("Hello", option)
+    result = run_example(EXAMPLES / "generate.py", "Hello", option, timeout=240)
     assert result.returncode == 2
     name, value = option.split("=")
     assert name in result.stderr and value in result.stderr

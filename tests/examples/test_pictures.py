@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.examples import run_example
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "pictures.py"
@@ -31,14 +32,9 @@ if MISSING and "CI" in os.environ:
     raise ModuleNotFoundError(f"required in CI for the pictures; missing: {MISSING}")
 
 
-def run_example(folder):
-    command = [sys.executable, "-W", "error", EXAMPLE, str(folder)]
-    return subprocess.run(command, check=False, capture_output=True, encoding="utf-8", timeout=120)
-
-
 @pytest.mark.skipif("matplotlib" in MISSING, reason="matplotlib is not installed")
 def test_pictures_of_what_is_installed_are_drawn_and_the_rest_is_named(tmp_path):
-    result = run_example(tmp_path)
+    result = run_example(EXAMPLE, tmp_path)
     assert result.returncode == 0, result.stderr
     for package, names in PICTURES.items():
         for name in names:
@@ -51,7 +47,7 @@ def test_pictures_of_what_is_installed_are_drawn_and_the_rest_is_named(tmp_path)
         assert result.stderr == ""
         again = tmp_path / "again"
         again.mkdir()
-        run_example(again)
+        run_example(EXAMPLE, again)
         for name in (name for names in PICTURES.values() for name in names):
             assert (again / name).read_bytes() == (tmp_path / name).read_bytes()
 
@@ -71,7 +67,7 @@ def test_without_matplotlib_one_line_says_what_to_install(tmp_path):
 
 @pytest.mark.skipif("matplotlib" in MISSING, reason="matplotlib is not installed")
 def test_a_folder_that_is_not_there_is_one_line(tmp_path):
-    result = run_example(tmp_path / "none")
+    result = run_example(EXAMPLE, tmp_path / "none")
     assert result.returncode == 2
     assert result.stderr.endswith("none: no such folder\n") and "Traceback" not in result.stderr
 

@@ -3,12 +3,11 @@
 import importlib.util
 import math
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from support.examples import run_example
 
 import attn_engine
 
@@ -67,7 +66,7 @@ def recorded_attention_calls(example, model, sentences):
     return calls
 
 
-def test_b94_attention_keeps_its_bits_in_a_batch(example, model, sentences):
+def test_attention_keeps_its_bits_in_a_batch(example, model, sentences):
     calls = recorded_attention_calls(example, model, sentences)
     assert len(calls) == example.LAYERS
     for query, key, value, lengths, output in calls:
@@ -124,13 +123,8 @@ def test_sentences_end_at_marks_and_empty_lines(example, tmp_path):
     assert example.read_sentences(text) == ["One line.", '"Two!"', "Three?", "A title"]
 
 
-def run_example(*args):
-    command = [sys.executable, "-W", "error", EXAMPLE, *map(str, args)]
-    return subprocess.run(command, check=False, capture_output=True, encoding="utf-8", timeout=120)
-
-
 def test_command_line_embeds_a_real_text():
-    result = run_example(EXAMPLE.with_name("README.md"), "--pairs", 2)
+    result = run_example(EXAMPLE, EXAMPLE.with_name("README.md"), "--pairs", 2)
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
     pair, _, second, *_ = result.stdout.splitlines()
@@ -143,6 +137,6 @@ def test_command_line_refuses_a_file_without_sentences(tmp_path, content):
     text = tmp_path / "text.txt"
     if content is not None:
         text.write_bytes(content)
-    result = run_example(text)
+    result = run_example(EXAMPLE, text)
     assert result.returncode == 2
     assert "text.txt: " in result.stderr and "Traceback" not in result.stderr

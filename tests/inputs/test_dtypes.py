@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from support.cases import Problem, make_problem, show_keys
 from support.oracle import assert_accurate, assert_same_bits
+from support.variants import semantic
 
 import attn_engine
 
@@ -16,12 +17,14 @@ SIXTEEN_BITS = pytest.mark.parametrize(
 )
 
 
+@semantic
 def test_results_have_the_dtype_of_the_query(dtype, n_q):
     result = make_problem(dtype, n_q=n_q).run(return_weights=True, return_lse=True)
     assert result.output.dtype == result.weights.dtype == dtype
     assert result.lse.dtype == (np.float64 if dtype == np.float64 else np.float32)
 
 
+@semantic
 def test_every_pair_of_different_dtypes_is_refused(dtype):
     problem = make_problem(dtype)
     for other in (np.float16, np.float32, np.float64, BFLOAT16):
@@ -32,7 +35,8 @@ def test_every_pair_of_different_dtypes_is_refused(dtype):
                 problem.but(**{name: getattr(problem, name).astype(other)}).run()
 
 
-def test_b52_arrays_that_are_not_plain_floats_are_refused(dtype, n_q):
+@semantic
+def test_arrays_that_are_not_plain_floats_are_refused(dtype, n_q):
     problem = make_problem(dtype, n_heads=None, n_q=n_q)
     numbers = problem.key.astype(np.float64)
     refused = [
@@ -48,7 +52,8 @@ def test_b52_arrays_that_are_not_plain_floats_are_refused(dtype, n_q):
             problem.but(key=key).run()
 
 
-def test_b52_other_subclasses_are_plain_arrays(dtype, n_q):
+@semantic
+def test_other_subclasses_are_plain_arrays(dtype, n_q):
     class Tagged(np.ndarray):
         """A subclass without rules of its own."""
 
@@ -62,8 +67,9 @@ def test_b52_other_subclasses_are_plain_arrays(dtype, n_q):
 # --- 16 bits -------------------------------------------------------------------------------------
 
 
+@semantic
 @pytest.mark.parametrize("form", ["bool", "additive"])
-def test_b21_hidden_beside_a_score_at_the_end_of_the_range(dtype, n_q, form):
+def test_hidden_beside_a_score_at_the_end_of_the_range(dtype, n_q, form):
     largest = 200.0 if dtype == np.float16 else 1e4  # squared and summed: beyond float16
     query, key = np.full((n_q, 4), largest, dtype), np.full((2, 4), largest, dtype)
     value = np.array([[1], [2]], dtype)
@@ -73,20 +79,21 @@ def test_b21_hidden_beside_a_score_at_the_end_of_the_range(dtype, n_q, form):
     np.testing.assert_array_equal(output, 1)
 
 
-def test_b21_the_lowest_float16_is_a_finite_bias(dtype, n_q):
+@semantic
+def test_the_lowest_float16_is_a_finite_bias(dtype, n_q):
     mask = np.array([0, -65504], np.float16)
     query, key = np.full((n_q, 1), -10, dtype), np.full((2, 1), 10, dtype)  # scores of -100
     output = Problem(query, key, np.array([[1], [2]], dtype), {"attn_mask": mask}).run()
     np.testing.assert_array_equal(output, 1)
 
 
-def test_b66_scores_beyond_float16(dtype, n_q):
+def test_scores_beyond_float16(dtype, n_q):
     query, key = np.full((n_q, 64), -900, dtype), np.full((4, 64), -900, dtype)
     value = np.arange(4.0).astype(dtype)[:, None]
     np.testing.assert_array_equal(Problem(query, key, value, {}).run(), 1.5)
 
 
-def test_b66_a_score_that_is_larger_by_2400_takes_all(dtype, n_q):
+def test_a_score_that_is_larger_by_2400_takes_all(dtype, n_q):
     spread = 4 if dtype == BFLOAT16 else 1  # neighbours of 300 that the type can hold
     key = np.full((8, 64), 300 - 300 % spread, dtype)
     key[np.arange(8) != 5] -= key.dtype.type(spread)
@@ -105,7 +112,7 @@ def test_b68_the_sum_does_not_stick(dtype, n_q, n_kv):
 
 @SIXTEEN_BITS
 @pytest.mark.parametrize("seed", range(10))
-def test_b69_one_rounding_at_the_end(dtype, n_q, seed):
+def test_one_rounding_at_the_end(dtype, n_q, seed):
     """The oracle allows 0.51 ulp of max|V| here; a product rounded to 16 bits would miss it."""
     sizes = {"n_kv": [3, 40, 200][seed % 3], "d_qk": [8, 64, 128][seed % 3]}
     assert_accurate(make_problem(dtype, n_q=n_q, seed=seed, **sizes))

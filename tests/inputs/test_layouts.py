@@ -5,6 +5,7 @@ import pytest
 from support.cases import Problem, make_problem
 from support.memory import after_an_unreadable_page, before_an_unreadable_page, read_only
 from support.oracle import assert_same_bits
+from support.variants import semantic
 
 pytestmark = pytest.mark.usefixtures("isa")
 
@@ -90,26 +91,26 @@ def row_stride_of_a_page(x):
 
 
 HOLDERS = {
-    "b42 every other element": every_other,
-    "b42 last axes swapped": last_axes_swapped,
-    "b42 fortran": np.asfortranarray,
-    "b45 reversed": reversed_everywhere,
-    "b45 rows reversed": rows_reversed,
+    "every other element": every_other,
+    "last axes swapped": last_axes_swapped,
+    "fortran": np.asfortranarray,
+    "reversed": reversed_everywhere,
+    "rows reversed": rows_reversed,
     "heads last": heads_last,
     "fused projection": heads_of_one_projection,
-    "b57 nan around": surrounded_by_nan,
-    "b46 record field": field_of_a_record,
-    "b46 rows in records": rows_in_records,
-    "b46 odd address": at_an_odd_address,
+    "nan around": surrounded_by_nan,
+    "record field": field_of_a_record,
+    "rows in records": rows_in_records,
+    "odd address": at_an_odd_address,
     "rows a page apart": row_stride_of_a_page,
-    "b57 before a guard page": before_an_unreadable_page,
-    "b57 after a guard page": after_an_unreadable_page,
-    "b49 read only": read_only,
+    "before a guard page": before_an_unreadable_page,
+    "after a guard page": after_an_unreadable_page,
+    "read only": read_only,
 }
 
 
 @pytest.mark.parametrize("hold", HOLDERS.values(), ids=HOLDERS)
-def test_inputs_in_any_memory(problem, hold):
+def test_b42_inputs_in_any_memory(problem, hold):
     expected = problem.run(return_weights=True)
     held = {name: hold(getattr(problem, name)) for name in TENSORS}
     for name in TENSORS:
@@ -122,6 +123,7 @@ def test_inputs_in_any_memory(problem, hold):
         assert_same_bits(held[name], getattr(problem, name))  # as they were
 
 
+@semantic
 @pytest.mark.parametrize("hold", HOLDERS.values(), ids=HOLDERS)
 @pytest.mark.parametrize("kind", ["bool", "additive"])
 def test_masks_in_any_memory(problem, hold, kind):
@@ -135,9 +137,10 @@ def test_masks_in_any_memory(problem, hold, kind):
     assert_same_bits(problem.but(attn_mask=hold(mask)).run(), problem.but(attn_mask=mask).run())
 
 
+@semantic
 @pytest.mark.parametrize("axis", [0, 1, 2, 3])
 @pytest.mark.parametrize("name", TENSORS)
-def test_b44_repeated_by_a_stride_of_zero(problem, name, axis):
+def test_repeated_by_a_stride_of_zero(problem, name, axis):
     tensor = getattr(problem, name)
     one = tensor[tuple(slice(1) if a == axis else slice(None) for a in range(4))]
     view = np.broadcast_to(one, tensor.shape)
@@ -174,7 +177,7 @@ def test_b57_a_call_too_small_for_any_tile_stays_inside(dtype, n_q):
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])  # bfloat16 has one order
-def test_b50_other_byte_order(problem):
+def test_other_byte_order(problem):
     expected = problem.run()
     swapped = {name: getattr(problem, name) for name in TENSORS}
     swapped = {name: x.astype(x.dtype.newbyteorder()) for name, x in swapped.items()}
@@ -189,7 +192,7 @@ OUTS = {
         canary((*shape[:-1], 2 * shape[-1])),
         (..., slice(None, None, 2)),
     ),
-    "b45 reversed with gaps": lambda shape, canary: (
+    "reversed with gaps": lambda shape, canary: (
         canary((*shape[:-1], 2 * shape[-1])),
         (slice(None, None, -1), ..., slice(None, None, -2)),
     ),
@@ -204,6 +207,7 @@ OUTS = {
 }
 
 
+@semantic
 @pytest.mark.parametrize("form", OUTS.values(), ids=OUTS)
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])
 def test_b45_out_is_filled_and_nothing_around_it(problem, form, layout):
@@ -224,6 +228,7 @@ def test_b45_out_is_filled_and_nothing_around_it(problem, form, layout):
     assert (base[around] == canary).all()
 
 
+@semantic
 def test_b46_out_at_odd_addresses(problem):
     expected = problem.run()
     for hold in (field_of_a_record, rows_in_records):
@@ -233,6 +238,7 @@ def test_b46_out_at_odd_addresses(problem):
         assert not out.base["flag"].any()
 
 
+@semantic
 def test_b49_read_only_out_is_refused(problem):
     out = np.full_like(problem.run(), 5)
     out.setflags(write=False)
@@ -241,8 +247,9 @@ def test_b49_read_only_out_is_refused(problem):
     assert (out == 5).all()
 
 
+@semantic
 @pytest.mark.parametrize("n_q, n_kv", [(5, 23), (0, 23), (5, 0)])
-def test_b55_batch_of_none(dtype, n_q, n_kv):
+def test_batch_of_none(dtype, n_q, n_kv):
     problem = make_problem(dtype, batch=(0,), n_q=n_q, n_kv=n_kv)
     result = problem.run(return_weights=True, return_lse=True)
     assert result.output.shape == (0, 4, n_q, 16) and result.output.dtype == dtype

@@ -111,9 +111,9 @@ def test_one_tensor_for_all_is_one_product():
 
 def test_one_tensor_is_multiplied_once():
     x, y, weights = np.ones((2, 3, 4)), np.ones((2, 3, 4)), np.ones((12, 4))
-    query, key, value = project_inputs((x, x, x), weights, None, (4, 4), 1)
+    query, key, value = project_inputs((x, x, x), weights, None, (4, 4))
     assert np.may_share_memory(query, key) and np.may_share_memory(key, value)
-    query, key, value = project_inputs((y, x, x), weights, None, (4, 4), 1)
+    query, key, value = project_inputs((y, x, x), weights, None, (4, 4))
     assert np.may_share_memory(key, value) and not np.may_share_memory(query, key)
 
 
@@ -253,7 +253,7 @@ def identity_layer(embed_dim, **options):
     return layer
 
 
-def test_b84_the_zero_key_joins_every_mask():
+def test_the_zero_key_joins_every_mask():
     """q = 0 and 3 keys: each of the four has a quarter, the zero key comes last."""
     layer = identity_layer(2, add_zero_attn=True)
     value = np.random.default_rng(0).standard_normal((3, 2))
@@ -277,7 +277,7 @@ def test_the_learned_key_comes_before_the_zero_key():
     np.testing.assert_allclose(output, [[2.5]])
 
 
-def test_b60_sizes_of_key_and_value():
+def test_sizes_of_key_and_value():
     layer = make_layer(5, 5, kdim=3, vdim=4)
     query, key, value = make_inputs(layer)
     assert key.shape[-1] == 3 and value.shape[-1] == 4

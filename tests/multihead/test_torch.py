@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: NOTHING is 
 pytestmark = pytest.mark.filterwarnings("ignore:Support for mismatched")
 
 
-def to_torch(layer):
+def torch_module(layer):
     """torch's module with the same parameters, in evaluation mode."""
     module = torch.nn.MultiheadAttention(
         layer.embed_dim,
@@ -58,7 +58,7 @@ def test_equals_torch(configuration):
     compared = 0
     for seed in range(DRAWS):
         call = random_call(configuration, seed)
-        module = to_torch(call.layer)
+        module = torch_module(call.layer)
         for options in (
             {},
             {"average_attn_weights": False},
@@ -83,7 +83,7 @@ def test_gradients_equal_torch_s(configuration):
     for seed in range(DRAWS):
         call = random_call(configuration | {"dtype": np.float64}, seed)
         training = with_cotangents(call, seed, weights=seed % 2 == 0, average=seed % 4 == 0)
-        ours, module = flattened(training.run()), to_torch(call.layer)
+        ours, module = flattened(training.run()), torch_module(call.layer)
         arguments = for_torch(module, call.arguments)
         wide = {n: x if x.dtype == bool else x.astype(np.float64) for n, x in arguments.items()}
         leaves = {n: torch.tensor(x, requires_grad=n in ours) for n, x in wide.items()}
@@ -108,7 +108,7 @@ def test_gradients_equal_torch_s(configuration):
 @pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=str)
 def test_a_layer_is_made_from_a_module(configuration):
     call = random_call(configuration, seed=7)
-    module = to_torch(call.layer).train()
+    module = torch_module(call.layer).train()
     layer = MultiheadAttention.from_torch(module)
     assert not layer.training and layer.batch_first == module.batch_first
     assert list(layer.state_dict()) == list(module.state_dict())
@@ -165,9 +165,9 @@ def test_what_torch_answers_for_a_row_that_sees_no_key():
     """NaN with weights, the output's bias without."""
     layer, arguments = Call.of(make_layer(batch_first=True))
     arguments["key_padding_mask"] = np.array([[False] * 6, [True] * 6])
-    output, weights = run_torch(to_torch(layer), arguments)
+    output, weights = run_torch(torch_module(layer), arguments)
     assert np.isnan(output[1]).all() and np.isnan(weights[1]).all()
-    output, _ = run_torch(to_torch(layer), arguments, need_weights=False)
+    output, _ = run_torch(torch_module(layer), arguments, need_weights=False)
     np.testing.assert_array_equal(output[1], np.tile(layer.out_proj.bias, (4, 1)))
     ours = layer(**arguments)
     assert (ours.weights[1] == 0).all() and (ours.output[1] == layer.out_proj.bias).all()
@@ -176,7 +176,7 @@ def test_what_torch_answers_for_a_row_that_sees_no_key():
 def test_what_torch_makes_of_is_causal():
     """An error without a mask; what the layer adds is hidden, but only without weights."""
     layer, arguments = Call.of(make_layer(batch_first=True, add_bias_kv=True))
-    module = to_torch(layer)
+    module = torch_module(layer)
     tensors = [torch.from_numpy(x) for x in arguments.values()]
     with pytest.raises(RuntimeError, match="Need attn_mask"):
         module(*tensors, is_causal=True)
@@ -194,7 +194,7 @@ def test_what_torch_makes_of_two_lowest_numbers():
     layer, arguments = Call.of(make_layer(batch_first=True))
     lowest = np.finfo(np.float32).min
     arguments |= {"attn_mask": np.full((4, 6), lowest), "key_padding_mask": np.full((2, 6), lowest)}
-    assert np.isnan(run_torch(to_torch(layer), arguments)[1]).all()
+    assert np.isnan(run_torch(torch_module(layer), arguments)[1]).all()
     np.testing.assert_allclose(layer(**arguments).weights, 1 / 6, rtol=1e-6)
 
 

@@ -70,7 +70,7 @@ def test_b97_fork_pool():
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("kind", ["one head", "one query block", "many heads", "decode"])
-def test_b100_ctrl_c_ends_a_call_of_30_s_within_200_ms(isa, kind, threads):
+def test_ctrl_c_ends_a_call_of_30_s_within_200_ms(isa, kind, threads):
     run(process_programs.interrupt, kind, threads, ATTN_ENGINE_ISA=isa)
 
 
@@ -78,7 +78,7 @@ LONG_PIECES = ["hiding mask", "softmax", "wide keys", "wide values", "wide decod
 
 
 @pytest.mark.parametrize("kind", LONG_PIECES)
-def test_b100_ctrl_c_ends_a_call_of_one_long_piece_of_work(isa, kind):
+def test_ctrl_c_ends_a_call_of_one_long_piece_of_work(isa, kind):
     run(process_programs.interrupt_long, kind, ATTN_ENGINE_ISA=isa)
 
 
@@ -95,33 +95,33 @@ WIDE_ROWS = {
 
 
 @pytest.mark.parametrize("kind, d", WIDE_ROWS.items(), ids=WIDE_ROWS)
-def test_b100_ctrl_c_ends_a_call_on_wide_rows(isa, kind, d):
+def test_ctrl_c_ends_a_call_on_wide_rows(isa, kind, d):
     run(process_programs.interrupt_wide, kind, d, ATTN_ENGINE_ISA=isa)
 
 
 @pytest.mark.parametrize("kind", ["merge", "rotary"])
-def test_b100_ctrl_c_ends_numpys_part_of_a_long_call(kind):
+def test_ctrl_c_ends_numpys_part_of_a_long_call(kind):
     run(process_programs.interrupt_long, kind)
 
 
-def test_b100_ctrl_c_ends_a_call_whose_own_thread_has_run_out_of_work():
+def test_ctrl_c_ends_a_call_whose_own_thread_has_run_out_of_work():
     run(process_programs.interrupt_while_one_thread_is_left, 12)
 
 
-def test_b100_ctrl_c_ends_no_call_of_another_thread():
+def test_ctrl_c_ends_no_call_of_another_thread():
     run(process_programs.interrupt_main_while_a_thread_computes)
 
 
-def test_b100_a_handler_that_raises_ends_the_call():
+def test_a_handler_that_raises_ends_the_call():
     run(process_programs.handle_signal, True)
 
 
-def test_b100_a_handler_that_returns_lets_the_call_go_on():
+def test_a_handler_that_returns_lets_the_call_go_on():
     run(process_programs.handle_signal, False)
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, None])
-def test_b104_calls_from_16_python_threads_keep_their_bits(isa, num_threads):
+def test_calls_from_16_python_threads_keep_their_bits(isa, num_threads):
     run(process_programs.call_from_many_threads, 16, 20, num_threads, ATTN_ENGINE_ISA=isa)
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from support.oracle import assert_same_bits
 from support.recurrent import assert_scores_accurate, precise, rows, unit
+from support.variants import semantic
 
 from attn_engine import (
     additive_attention,
@@ -26,6 +27,7 @@ def test_scores_are_within_their_bound(isa, dtype, d_attn, size):
     assert_scores_accurate(query, keys, np.full(d_attn, 1 / d_attn, dtype))
 
 
+@semantic
 def test_by_hand(isa, dtype):
     """Two queries and two keys, swapped."""
     eye, values = EYE.astype(dtype), V2.astype(dtype)
@@ -63,6 +65,7 @@ def test_b88_extremes_against_extremes(isa, dtype):
         assert_scores_accurate(query, keys, rows(rng, dtype, d_attn, size=0.3))
 
 
+@semantic
 def test_infinite_and_nan_keys_reach_their_row_alone(isa, dtype):
     rng = np.random.default_rng(0)
     query, keys = rows(rng, dtype, 3, 6, 20), rows(rng, dtype, 3, 21, 20)
@@ -147,7 +150,7 @@ def test_location_is_one_more_term_of_one_step(dtype):
     )
 
 
-def test_b86_no_bias_is_a_bias_of_zero(dtype):
+def test_no_bias_is_a_bias_of_zero(dtype):
     arguments, options = call(dtype)
     without = additive_attention(*arguments)
     zeros = additive_attention(*arguments, bias=0 * options["bias"])
@@ -155,7 +158,7 @@ def test_b86_no_bias_is_a_bias_of_zero(dtype):
     assert (without.weights != additive_attention(*arguments, **options).weights).any()
 
 
-def test_b85_both_projections_count(dtype):
+def test_both_projections_count(dtype):
     arguments, _ = call(dtype)
     plain = additive_attention(*arguments).weights
     for place in (2, 3):
@@ -164,7 +167,8 @@ def test_b85_both_projections_count(dtype):
         assert (additive_attention(*changed).weights != plain).any()
 
 
-def test_b87_b20_padding_has_weight_zero_and_is_not_read(isa, dtype):
+@semantic
+def test_padding_has_weight_zero_and_is_not_read(isa, dtype):
     lengths = np.array([5, 4, 1, 0])
     arguments, options = call(dtype, 3, 5, batch=(4,))
     expected = additive_attention(*arguments, key_lengths=lengths, **options)
@@ -181,7 +185,7 @@ def test_b87_b20_padding_has_weight_zero_and_is_not_read(isa, dtype):
             assert_same_bits(result.weights, expected.weights)
 
 
-def test_b28_a_mask_of_entries_is_never_one_of_steps(dtype):
+def test_a_mask_of_entries_is_never_one_of_steps(dtype):
     values = np.array([[0, 1, 5]] * 3, dtype)[..., None]
     query, keys, v = np.zeros((3, 3, 2), dtype), np.zeros((3, 3, 2), dtype), np.ones(2, dtype)
     mask = np.array([[True, True, False]] * 3)
@@ -233,6 +237,7 @@ def test_threads_share_the_steps_of_one_entry_and_change_no_bit(isa, dtype, n_q)
     assert_same_bits(three.weights, one.weights)
 
 
+@semantic
 def test_prepared_keys_serve_every_call(isa, dtype):
     for n_q in (None, 9):
         for heads in (1, 2):
@@ -254,6 +259,7 @@ def test_concat_is_additive_with_one_matrix(dtype):
     )
 
 
+@semantic
 @pytest.mark.parametrize("sizes", [(0, 3, 4, 2), (2, 0, 4, 2), (2, 3, 0, 2), (2, 3, 4, 0)])
 def test_empty_axes(isa, dtype, sizes):
     n_q, n_kv, d_attn, d_v = sizes

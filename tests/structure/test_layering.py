@@ -17,7 +17,17 @@ C_FILES = sorted(CSRC.glob("*/*.[ch]"))
 # Rooms from the ground up: each imports only from itself and from those before it.
 LAYERS = [
     *("_core", "_load", "shapes", "inputs", "attributes", "viz", "results", "analysis", "config"),
-    *("linear", "dot_product", "recurrent", "cache", "multihead", "plans", "diagnosis", "__init__"),
+    *(
+        "linear",
+        "dot_product",
+        "recurrent",
+        "calls",
+        "cache",
+        "multihead",
+        "plans",
+        "diagnosis",
+        "__init__",
+    ),
 ]
 # Programs on top of the package: they use it, and it knows nothing of them.
 EXTRAS = ["bench", "cli", "demo", "interop", "report", "__main__"]

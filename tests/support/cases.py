@@ -165,6 +165,16 @@ def show_keys(dtype, n_q, n_kv, *, values=None, **options):
     return Problem(*zeros, values.astype(dtype)[:, None], options)
 
 
+def means(dtype, n_q, n_kv, **options):
+    """The mean index (or value) of the keys that each row sees."""
+    return show_keys(dtype, n_q, n_kv, **options).run()[:, 0].astype(np.float64)
+
+
+def full_run(problem, **more):
+    """Output, weights and lse."""
+    return problem.run(return_weights=True, return_lse=True, **more)
+
+
 def spoil_hidden(problem, bad):
     """The problem with every key, value, query and mask slot that no result may read set to bad."""
     visible = problem.visible()

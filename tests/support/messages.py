@@ -1,4 +1,10 @@
-"""What the tests of error messages share."""
+"""How error messages are tested: tables of calls that are refused, all of them in errors/.
+
+A row is `name: (kind, given, *phrases)`: the class of the error, what is given to the call, and
+what the message says. It begins with the first phrase, contains the others and is one line.
+"""
+
+import builtins
 
 import numpy as np
 import pytest
@@ -8,16 +14,21 @@ def ones(*shape, dtype=np.float32):
     return np.ones(shape, dtype)
 
 
-def check_message(error, phrases):
-    """It begins with the first phrase and contains the others, on one line."""
+def refused(*tables, **of_a_kind):
+    """Parametrise a test by rows; those of a keyword, an error's name, do not begin with a kind."""
+    rows = [(name, *row) for table in tables for name, row in table.items()]
+    for kind, table in of_a_kind.items():
+        rows += [(name, getattr(builtins, kind), *row) for name, row in table.items()]
+    parameters = [pytest.param(kind, given, words, id=name) for name, kind, given, *words in rows]
+    return pytest.mark.parametrize(("kind", "given", "phrases"), parameters)
+
+
+def refuses(kind, phrases, function, *arguments, **options):
+    """The call raises this kind of error with a message of these phrases; returns the message."""
+    with pytest.raises(kind) as error:
+        function(*arguments, **options)
     message = str(error.value)
     assert message.startswith(phrases[0])
     assert all(phrase in message for phrase in phrases)
     assert "\n" not in message
-
-
-def check_broken(function, kind, arguments, options, phrase):
-    """The call raises, with a message that begins like this."""
-    with pytest.raises(kind) as error:
-        function(*arguments, **options)
-    check_message(error, [phrase])
+    return message

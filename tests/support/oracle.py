@@ -95,6 +95,12 @@ def assert_same_bits(actual, expected):
         )
 
 
+def assert_same_results(actual, expected):
+    """Output, weights and lse have the same bits."""
+    for name in ("output", "weights", "lse"):
+        assert_same_bits(getattr(actual, name), getattr(expected, name))
+
+
 def ulp(x, dtype):
     """Distance of the numbers of a type around |x|."""
     info = ml_dtypes.finfo(dtype)

@@ -1,8 +1,15 @@
-"""The dtypes and kernels that tests run on."""
+"""The dtypes and kernels that tests run on, and the mark of tests that need not run on all."""
 
 import ml_dtypes
 import numpy as np
+import pytest
 
 DTYPES = {"f32": np.float32, "f64": np.float64, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
 # n_q that picks each; dot_product/test_invariance.py checks that it does
 KERNELS = {"decode": 2, "prefill": 70}
+
+# A test of which key is visible, which message, which identity: what it holds is decided by code
+# that all tiers and dtypes share. Unless --all-variants is given it runs on the best tier with
+# every dtype and on the others in float32. Tests of accuracy and of bits are not marked: they run
+# on all.
+semantic = pytest.mark.semantic

@@ -10,14 +10,16 @@ from numpy.typing import ArrayLike, DTypeLike
 from .. import config
 from .._core import append as _append
 from .._core import attend as _attend
-from ..attributes import Fact
+from ..attributes import ReadOnly
 from ..inputs.arrays import CODES, is_walkable
+from ..inputs.attention_options import AttentionOptions
 from ..inputs.keywords import CacheKeywords, No, Yes
 from ..results import AttentionResult, LseResult, WeightsResult, attention_result
 from . import checks
 from .memory import make_pools
 from .page_table import no_pages
-from .settings import Kind, check_kind
+from .prepare import over_all_tokens, plain_attention, prepare, readable
+from .settings import CacheSettings, check_settings
 
 _ndarray = np.ndarray  # bound once for the path that every step of a decoder takes
 
@@ -105,8 +107,8 @@ class KVCache:
     ((1, 8, 1, 64), array([11]))
     """
 
-    batch, n_kv_heads, d_qk, d_v, capacity = Fact(), Fact(), Fact(), Fact(), Fact()
-    dtype, storage, window, page_size = Fact(), Fact(), Fact(), Fact()
+    batch, n_kv_heads, d_qk, d_v, capacity = (ReadOnly() for _ in range(5))
+    dtype, storage, window, page_size = (ReadOnly() for _ in range(4))
 
     def __init__(
         self,
@@ -122,10 +124,12 @@ class KVCache:
         page_size: int | None = None,
     ):
         self._set_up(
-            check_kind(batch, n_kv_heads, d_qk, capacity, d_v, dtype, storage, window, page_size)
+            check_settings(
+                batch, n_kv_heads, d_qk, capacity, d_v, dtype, storage, window, page_size
+            )
         )
 
-    def _set_up(self, kind: Kind) -> None:
+    def _set_up(self, kind: CacheSettings) -> None:
         """A cache without tokens.
 
         All that ever changes is the attribute `_state`, whose value never does: a method prepares
@@ -151,7 +155,7 @@ class KVCache:
         """Make a cache that has these tokens."""
         rows, tokens = state["_state"]
         vars(self).update(state)
-        self._set_up(check_kind(**state["_kind"]))
+        self._set_up(check_settings(**state["_kind"]))
         empty, pools = self._state
         pages = empty.filled(*rows)
         pools.put_tokens(pages, tokens)
@@ -198,15 +202,11 @@ class KVCache:
             and (key.flags.carray or is_walkable(key))
             and (value.flags.carray or is_walkable(value))
         ):
-            keys, values, key_scales, value_scales = pools
-            _append(
-                key, value, keys, values, key_scales, value_scales, pages.table, pages.ends,
-                pages.one_each, pages.size, kind.code, threads,
-            )  # fmt: skip
+            _append(key, value, pages, pools, pages.ends, pages.one_each, kind.code, threads)
             self._state = pages.with_one(), pools
             return
         key, value, counts = checks.check_tokens(kind, pages, key, value, lengths)
-        key, value = (checks.readable(kind, x) for x in (key, value))
+        key, value = (readable(kind, x) for x in (key, value))
         kept = pages
         if kind.window and pages.longest and -(-int(counts.max()) // pages.size) > kind.spare:
             pools, kept = pools.copied(pages), self._empty  # no room beside what is overwritten
@@ -217,8 +217,8 @@ class KVCache:
             for copy in copies:
                 pools.copy_tokens(pools, *copy, pages.size)
             _append(
-                key[:, :, tokens], value[:, :, tokens], *pools, pages.table, firsts, part,
-                pages.size, kind.code, threads,
+                key[:, :, tokens], value[:, :, tokens], pages, pools, firsts, part, kind.code,
+                threads,
             )  # fmt: skip
         self._state = pages, pools
 
@@ -315,20 +315,19 @@ class KVCache:
             and return_weights is False
             and return_lse is False
         ):
-            plain = checks.plain_attention(
-                self._kind, pages, pools, query, is_causal, scale, threads
-            )
-            if plain is not None:
-                _attend(*plain)
-                return plain[3]
-        call = checks.attention(
-            self._kind, pages, pools, query, attn_mask, is_causal=is_causal, scale=scale,
-            window=window, query_lengths=query_lengths, softcap=softcap, alibi_slopes=alibi_slopes,
-            sinks=sinks, return_weights=return_weights, return_lse=return_lse, out=out,
-            threads=threads,
+            call = plain_attention(self._kind, pages, pools, query, is_causal, scale, threads)
+            if call is not None:
+                _attend(call)
+                return call.output
+        options = AttentionOptions(
+            attn_mask, is_causal=is_causal, scale=scale, window=window,
+            query_lengths=query_lengths, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks,
+            return_weights=return_weights, return_lse=return_lse, out=out,
         )  # fmt: skip
-        _attend(*call.arguments)
-        weights = checks.over_all_tokens(pages, call.weights, self.dtype)
+        checked = checks.check(self._kind, pages, query, options, threads)
+        call = prepare(checked, self._kind, pages, pools)
+        _attend(call.core)
+        weights = over_all_tokens(pages, call.weights, self.dtype)
         return attention_result(call.deliver(), weights, call.lse)
 
     @property

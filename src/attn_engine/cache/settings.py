@@ -20,7 +20,7 @@ _STORAGES = {
 }
 
 
-class Kind(NamedTuple):
+class CacheSettings(NamedTuple):
     """The arguments of a cache, checked, and what follows from them."""
 
     batch: int
@@ -38,7 +38,7 @@ class Kind(NamedTuple):
     left: int  # side of the window
 
     def arguments(self) -> dict[str, Any]:
-        """Those of `check_kind` that make this kind."""
+        """Those of `check_settings` that make this kind."""
         return {name: getattr(self, name) for name in self._fields[:9]}
 
     def described(self) -> str:
@@ -88,7 +88,7 @@ class Kind(NamedTuple):
         return self.batch * (self.columns + self.spare)
 
 
-def check_kind(
+def check_settings(
     batch: Any,
     n_kv_heads: Any,
     d_qk: Any,
@@ -98,7 +98,7 @@ def check_kind(
     storage: Any,
     window: Any,
     page_size: Any,
-) -> Kind:
+) -> CacheSettings:
     """`KVCache`'s arguments."""
     batch, n_kv_heads = _size("batch", batch), _size("n_kv_heads", n_kv_heads)
     d_qk, capacity = _size("d_qk", d_qk), _size("capacity", capacity)
@@ -129,7 +129,7 @@ def check_kind(
             f"{_tiled(capacity)}; pass at most that"
         )
     compute = compute_type(dtype)
-    kind = Kind(
+    kind = CacheSettings(
         *(batch, n_kv_heads, d_qk, d_v, capacity, dtype, storage, window, page_size),
         compute,
         DTYPES.index(_STORAGES[storage][0]),
@@ -152,7 +152,7 @@ def _size(name: str, value: Any) -> int:
     return check_count(name, count)
 
 
-def _check_bytes(kind: Kind) -> None:
+def _check_bytes(kind: CacheSettings) -> None:
     """What no system can reserve; if this one can is seen when it is asked."""
     tokens = kind.pages * kind.page_size * kind.n_kv_heads
     if tokens * (kind.d_qk + kind.d_v) * kind.pool_type.itemsize > _ADDRESSES:

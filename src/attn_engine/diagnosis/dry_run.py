@@ -1,8 +1,6 @@
 """The checks of a call without its work: they raise what the call would, or say what it gives.
 
-There are no rules here. Every function checks `out` last, before it computes or copies anything, so
-a call with an `out` that never fits runs all checks and nothing else; its error says what the
-result will be.
+There are no rules here: each function's own check says what its result will be.
 """
 
 import inspect
@@ -15,16 +13,17 @@ import numpy as np
 from ..cache import checks as cache_checks
 from ..cache import settings as cache_settings
 from ..cache.kv_cache import KVCache
-from ..cache.memory import Pools
 from ..cache.page_table import Pages, no_pages
-from ..cache.settings import Kind
+from ..cache.settings import CacheSettings
+from ..calls import checked
 from ..config import resolve_threads
 from ..dot_product import backward_checks
 from ..dot_product.attention import scaled_dot_product_attention
 from ..dot_product.merge import check_parts
-from ..dot_product.self_attention import prepare as prepare_self_attention
 from ..dot_product.varlen import scaled_dot_product_attention_varlen
 from ..inputs.arrays import as_array, compute_type, native
+from ..inputs.attention_options import AttentionOptions
+from ..inputs.call import CheckedCall
 from ..inputs.options import check_flag, check_layout, check_share
 from ..multihead import settings as layer_settings
 from ..multihead.checks import check_inputs, check_masks
@@ -32,33 +31,26 @@ from ..multihead.layer import MultiheadAttention
 from ..recurrent import additive_checks
 from ..recurrent.backward_checks import as_arrays, check_cotangents
 from ..recurrent.monotonic import check_alignment
-from ..shapes.words import Shape, ShapeError, axes_of, batch_words, in_words
+from ..shapes.words import Shape, axes_of, batch_words, in_words
 
 Results = dict[str, tuple[Shape, str]]  # shapes of what a call gives, and the words for their axes
-_NEVER_FITS = np.empty(())
-_NO_POOLS = Pools(None, None, None, None)  # which are not read before `out`
 
 
-def _without_work(call: Callable, out: Any, arguments: dict[str, Any]) -> tuple[Shape, str]:
-    """What a call gives, from its error about `out`; any other error is raised."""
-    try:
-        call(**arguments, out=_NEVER_FITS)
-    except ShapeError as error:
-        if error.tensor != "out":
-            raise
-        if out is not None:
-            _check_out(call, out, arguments)
-        return error.expected, error.axes
-    raise AssertionError("no result has the shape ()")
+def _result(call: Callable, out: Any, arguments: dict[str, Any]) -> tuple[Shape, str]:
+    """What a call gives, from its check; `out`, of which there may be the shape alone, is next."""
+    result = call(arguments)
+    if out is not None:
+        _check_out(call, out, arguments)
+    return result.shape, result.axes
 
 
 def _check_out(call: Callable, out: Any, arguments: dict[str, Any]) -> None:
     """Raise what is wrong with the shape and dtype of `out`; a read-only view of it is passed."""
-    if not isinstance(out, np.ndarray):
-        call(**arguments, out=out)  # of a wrong kind
-    like = np.broadcast_to(np.empty((), out.dtype), out.shape)
+    like = out
+    if isinstance(out, np.ndarray):
+        like = np.broadcast_to(np.empty((), out.dtype), out.shape)
     try:
-        call(**arguments, out=like)
+        call(arguments | {"out": like})
     except ValueError as error:
         if not str(error).startswith("out: the array is read-only"):
             raise
@@ -70,7 +62,7 @@ def by_out(
     """The checks of a function with `out`; `weights` says the axes of those of a right call."""
 
     def check(out: Any = None, **arguments: Any) -> Results:
-        results = {result: _without_work(call, out, arguments)}
+        results = {result: _result(partial(checked, call), out, arguments)}
         if weights is not None:
             sizes = weights(arguments)
             results["weights"] = (tuple(sizes.values()), in_words(tuple(sizes)))
@@ -135,34 +127,6 @@ def self_weights(right: dict[str, Any]) -> dict[str, int]:
     return sizes | ({"num_heads": heads} if heads > 1 else {}) | {"n_q": n, "n_kv": n}
 
 
-def self_attention(
-    x: Any,
-    W_q: Any,
-    W_k: Any,
-    W_v: Any,
-    num_heads=1,
-    num_kv_heads=None,
-    attn_mask=None,
-    **options: Any,
-) -> None:
-    """`self_attention` as far as checks go; its heads side by side."""
-    try:
-        prepare_self_attention(
-            x, (W_q, W_k, W_v), num_heads, num_kv_heads, attn_mask, no_room, **options
-        )
-    except ShapeError as error:
-        if error.tensor == "out":
-            *rows, heads, d_v = error.expected
-            axes = in_words((*batch_words(len(rows) - 1), "n", "num_heads * d_v"))
-            raise ShapeError(error.args[0], "", "out", (), (*rows, heads * d_v), axes) from None
-        raise
-
-
-def no_room(shape: Shape, dtype: np.dtype) -> np.ndarray:
-    """An array of that shape that holds one number."""
-    return np.broadcast_to(np.zeros((), dtype), shape)
-
-
 def varlen(call: Callable) -> Callable[..., Results]:
     """The checks of packed sequences, where shapes alone say how many but not where they begin."""
     check = by_out(call, "output")
@@ -170,7 +134,8 @@ def varlen(call: Callable) -> Callable[..., Results]:
     def with_starts(**arguments: Any) -> Results:
         shapes = [arguments[name] for name in ("cu_seqlens_q", "cu_seqlens_k")]
         of_one = (2,)  # as good as many, if nothing else says how many there are
-        if shapes[0] == shapes[1] and _of_several(shapes[0]) and not _by_sequence(arguments):
+        alike = all(map(_of_several, shapes)) and shapes[0] == shapes[1]
+        if alike and not _by_sequence(arguments):
             shapes = [of_one, of_one]
         for name, packed, shape in zip(
             ("cu_seqlens_q", "cu_seqlens_k"), ("query", "key"), shapes, strict=True
@@ -208,7 +173,7 @@ def multihead(layer: MultiheadAttention | None = None, **arguments: Any) -> Resu
     made = _with_defaults(MultiheadAttention, makes)
     check_share("dropout", made.pop("dropout"))
     np.random.default_rng(made.pop("rng"))
-    kind = layer_settings.check_kind(**made)
+    kind = layer_settings.check_settings(**made)
     for flag in ("need_weights", "average_attn_weights", "is_causal"):
         check_flag(flag, call.get(flag, False))
     resolve_threads(call.get("num_threads"))
@@ -253,7 +218,7 @@ def of_cache(check: Callable[..., Results], full: bool) -> Callable[..., Results
         if cache is not None:
             return check(cache._kind, cache._state[0], **arguments)
         makes, arguments = split(KVCache, arguments)
-        kind = cache_settings.check_kind(**_with_defaults(KVCache, makes))
+        kind = cache_settings.check_settings(**_with_defaults(KVCache, makes))
         # One page has as many tokens.
         pages = no_pages(kind.batch, 1, kind.batch, kind.capacity, kind.most)
         if full:
@@ -263,13 +228,18 @@ def of_cache(check: Callable[..., Results], full: bool) -> Callable[..., Results
     return made
 
 
-def _lengths(kind: Kind) -> Results:
+def _lengths(kind: CacheSettings) -> Results:
     """What methods that change a cache leave."""
     return {"cache.lengths": ((kind.batch,), "(batch,)")}
 
 
 def append(
-    kind: Kind, pages: Pages, key: Any, value: Any, lengths: Any = None, num_threads: Any = None
+    kind: CacheSettings,
+    pages: Pages,
+    key: Any,
+    value: Any,
+    lengths: Any = None,
+    num_threads: Any = None,
 ) -> Results:
     """`KVCache.append` as far as checks go."""
     resolve_threads(num_threads)
@@ -277,25 +247,29 @@ def append(
     return _lengths(kind)
 
 
-def attend(kind: Kind, pages: Pages, out: Any = None, **arguments: Any) -> Results:
+def attend(kind: CacheSettings, pages: Pages, out: Any = None, **arguments: Any) -> Results:
     """`KVCache.attend` as far as checks go."""
     arguments = _with_defaults(partial(KVCache.attend, None), arguments)
     threads = resolve_threads(arguments.pop("num_threads"))
-    del arguments["out"]
-    call = partial(cache_checks.attention, kind, pages, _NO_POOLS, threads=threads)
-    output = _without_work(call, out, arguments)
-    sizes = dict(zip(("batch", "n_heads", "n_q"), np.shape(arguments["query"])[:3], strict=True))
+    query = arguments.pop("query")
+
+    def check(options: dict[str, Any]) -> CheckedCall:
+        """The cache's own check."""
+        return cache_checks.check(kind, pages, query, AttentionOptions(**options), threads)
+
+    output = _result(check, out, arguments)
+    sizes = dict(zip(("batch", "n_heads", "n_q"), np.shape(query)[:3], strict=True))
     sizes["n_kv"] = int(pages.lengths().max())
     return {"output": output, "weights": (tuple(sizes.values()), in_words(tuple(sizes)))}
 
 
-def truncate(kind: Kind, pages: Pages, lengths: Any) -> Results:
+def truncate(kind: CacheSettings, pages: Pages, lengths: Any) -> Results:
     """`KVCache.truncate` as far as checks go."""
     cache_checks.check_kept(kind, pages, lengths)
     return _lengths(kind)
 
 
-def reorder(kind: Kind, pages: Pages, batch_index: Any) -> Results:
+def reorder(kind: CacheSettings, pages: Pages, batch_index: Any) -> Results:
     """`KVCache.reorder` as far as checks go."""
     cache_checks.check_order(kind, batch_index)
     return _lengths(kind)
@@ -312,13 +286,9 @@ def sdpa_backward(
 ) -> Results:
     """`scaled_dot_product_attention_backward` as far as checks go."""
     backward_checks.check_needs(needs, backward_checks.NAMES)
-    shape, _ = _without_work(scaled_dot_product_attention, None, forward)
-    weights = tuple(sdpa_weights(forward).values())
-    dtype = native(as_array("query", forward["query"]).dtype)
-    bshd = forward.get("layout") == "bshd" and len(shape) > 2
+    call = checked(scaled_dot_product_attention, forward)
     given = grad_output, output, lse, grad_weights, grad_lse
-    returned = backward_checks.returned(shape, weights, bshd)
-    backward_checks.check_given(given, returned, dtype)
+    backward_checks.check_given(given, backward_checks.returned_by(call), call.dtype)
     return _gradients(forward, backward_checks.NAMES)
 
 
@@ -352,7 +322,7 @@ def classic_backward(forward: Callable, names: tuple[str, ...]) -> Callable[...,
         backward_checks.check_needs(needs, names)
         inputs = {name: x for name, x in arguments.items() if name in names}
         arguments |= as_arrays(inputs, without=("v_scale",))
-        shape, _ = _without_work(forward, None, arguments)
+        shape = checked(forward, arguments).shape
         of_weights = tuple(classic_weights(arguments).values())
         dtype = native(arguments["query"].dtype)
         batched = np.ndim(arguments["keys"]) == 3
@@ -365,4 +335,4 @@ def classic_backward(forward: Callable, names: tuple[str, ...]) -> Callable[...,
 def _gradients(arguments: dict[str, Any], names: tuple[str, ...]) -> Results:
     """A gradient for each argument that is there, of its shape."""
     given = {name: arguments[name] for name in names if arguments.get(name) is not None}
-    return {f"gradients.{n}": (np.shape(x), f"that of {n}") for n, x in given.items()}
+    return {f"gradients.{n}": (tuple(np.shape(x)), f"that of {n}") for n, x in given.items()}

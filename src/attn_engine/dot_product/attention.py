@@ -9,11 +9,13 @@ from numpy.typing import ArrayLike
 
 from .. import config
 from .._core import attend as _attend
+from ..inputs.attention_options import AttentionOptions
 from ..inputs.keywords import AttentionKeywords
 from ..results import AttentionResult, LseResult, WeightsResult
 from ..results import attention_result as _result
-from . import checks
+from .checks import check
 from .fast_path import plain_attention as _plain_attention
+from .prepare import prepare
 
 
 @overload
@@ -96,7 +98,8 @@ def scaled_dot_product_attention(
     attn_mask : array_like, optional
         Broadcastable to (..., n_heads, n_q, n_kv). Boolean: True = attend. Floating: added to the
         scores; only -inf hides, any finite number is a bias. Integers are refused: a mask whose 0
-        hides is ``mask != 0``.
+        hides is ``mask != 0``. A floating scalar of NumPy is an array without axes; other single
+        numbers and truth values, also those of NumPy, are refused as likely slips of position.
     dropout_p : float
         Share of the weights to drop, at least 0 and less than 1; those kept are divided by
         ``1 - dropout_p``. Which ones is a function of `dropout_seed`, batch entry, head, query and
@@ -112,7 +115,7 @@ def scaled_dot_product_attention(
     causal_offset : int, array_like of int with the shape of the batch axes, or "bottom_right"
         Position of query 0 among the keys, for `is_causal` and `window`. 0 aligns the first query
         with the first key; "bottom_right" aligns the last ones, ``n_kv - n_q``, or
-        ``key_lengths - query_lengths`` where lengths are given.
+        ``key_lengths - query_lengths`` where lengths are given. At most 2**48 in size.
     window : (left, right), optional
         Query i sees key j only if ``-left <= j - i - causal_offset <= right``. None on a side is
         no limit.
@@ -123,9 +126,11 @@ def scaled_dot_product_attention(
         ``q_ids[i] == kv_ids[j]``. Integers, shapes (..., n_q) and (..., n_kv) with the batch axes,
         or (n_q,) and (n_kv,) for all batch entries.
     softcap : float
-        Replace scores s by ``softcap * tanh(s / softcap)`` before any mask; 0 does not.
+        Replace scores s by ``softcap * tanh(s / softcap)`` before any mask; 0 does not. Else a
+        positive normal number of the type that is computed in (``np.finfo(dtype).tiny`` to `max`).
     alibi_slopes : array_like, shape (n_heads,) or (..., n_heads) with the batch axes, optional
-        Add ``-slope * abs(i + causal_offset - j)`` to the score of query i and key j.
+        Add ``-slope * abs(i + causal_offset - j)`` to the score of query i and key j. A slope is
+        at most 2**64 in size.
     sinks : array_like, shape (n_heads,), optional
         A logit for each query head that joins the denominator of the softmax and nothing else;
         -inf is none. lse includes it.
@@ -212,33 +217,15 @@ def scaled_dot_product_attention(
         and type(causal_offset) is int
         and causal_offset == 0
     ):
-        arguments = _plain_attention(query, key, value, is_causal, scale, enable_gqa, threads)
-        if arguments is not None:
-            _attend(*arguments)
-            return arguments[3]
-    call = checks.attention(
-        query,
-        key,
-        value,
-        attn_mask,
-        dropout_p,
-        is_causal,
-        scale,
-        enable_gqa,
-        causal_offset=causal_offset,
-        window=window,
-        query_lengths=query_lengths,
-        key_lengths=key_lengths,
-        segment_ids=segment_ids,
-        softcap=softcap,
-        alibi_slopes=alibi_slopes,
-        sinks=sinks,
-        layout=layout,
-        dropout_seed=dropout_seed,
-        return_weights=return_weights,
-        return_lse=return_lse,
-        out=out,
-        threads=threads,
-    )
-    _attend(*call.arguments)
+        call = _plain_attention(query, key, value, is_causal, scale, enable_gqa, threads)
+        if call is not None:
+            _attend(call)
+            return call.output
+    options = AttentionOptions(
+        attn_mask, dropout_p, is_causal, scale, enable_gqa, causal_offset, window, query_lengths,
+        key_lengths, segment_ids, softcap, alibi_slopes, sinks, layout, dropout_seed,
+        return_weights, return_lse, out,
+    )  # fmt: skip
+    call = prepare(check(query, key, value, options, threads))
+    _attend(call.core)
     return _result(call.deliver(), call.weights, call.lse)

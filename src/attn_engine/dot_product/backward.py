@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from numpy.typing import ArrayLike
 
 from .. import config
-from .._core import backward as _backward
+from ..inputs.attention_options import AttentionOptions
 from ..results import AttentionGradients
-from .backward_checks import NAMES, attention_backward
+from .backward_checks import NAMES, check
+from .gradients import gradients
 
 
 def scaled_dot_product_attention_backward(
@@ -103,7 +104,10 @@ def scaled_dot_product_attention_backward(
     same bits whatever the number of threads. What is hidden gets and gives a gradient of exactly 0,
     and so does a row that sees no key.
 
-    float16 and bfloat16 are computed in float32 and rounded once at the end.
+    float16 and bfloat16 are computed in float32 and rounded once at the end. But D is that of an
+    `output` which was rounded, off by up to u times the sum of ``abs(grad_output * output)`` (u is
+    2**-11 in float16, 2**-8 in bfloat16), and each row's share of the gradient of `alibi_slopes` by
+    that times the mean distance of its keys.
 
     References
     ----------
@@ -126,27 +130,10 @@ def scaled_dot_product_attention_backward(
     >>> gradients.query, gradients.value.ravel()
     (array([[-0.5,  0.5]]), array([0.5, 0.5]))
     """
-    options = {
-        "attn_mask": attn_mask,
-        "dropout_p": dropout_p,
-        "is_causal": is_causal,
-        "scale": scale,
-        "enable_gqa": enable_gqa,
-        "causal_offset": causal_offset,
-        "window": window,
-        "query_lengths": query_lengths,
-        "key_lengths": key_lengths,
-        "segment_ids": segment_ids,
-        "softcap": softcap,
-        "alibi_slopes": alibi_slopes,
-        "sinks": sinks,
-        "layout": layout,
-        "dropout_seed": dropout_seed,
-        "threads": config.resolve_threads(num_threads),
-    }
-    call = attention_backward(
-        grad_output, (query, key, value), output, lse, grad_weights, grad_lse, needs, options
-    )
-    if call.gradients:
-        _backward(*call.arguments)
-    return AttentionGradients(**call.deliver())
+    options = AttentionOptions(
+        attn_mask, dropout_p, is_causal, scale, enable_gqa, causal_offset, window, query_lengths,
+        key_lengths, segment_ids, softcap, alibi_slopes, sinks, layout, dropout_seed,
+    )  # fmt: skip
+    threads = config.resolve_threads(num_threads)
+    given = grad_output, output, lse, grad_weights, grad_lse
+    return gradients(check((query, key, value), given, needs, options, threads))

@@ -5,19 +5,20 @@ from typing import Any
 
 import numpy as np
 
-from .._core import UNBOUNDED
+from .._core import AttentionCall, Limits
 from ..inputs.arrays import CODES, F32, LARGEST, is_walkable
 from ..shapes.words import Shape
 
 # Bound once: the hot path below asks for them at every call.
-_ndarray, _empty = np.ndarray, np.empty
+_ndarray, _empty, _Call = np.ndarray, np.empty, AttentionCall
 _MAX_SCALE = LARGEST[F32]
+_ALL, _CAUSAL = Limits(), Limits(right=0)  # what a query sees
 
 
 def plain_attention(
     query: Any, key: Any, value: Any, is_causal: Any, scale: Any, enable_gqa: Any, threads: int
-) -> tuple | None:
-    """The core's arguments if nothing is unusual about these, else None; never an error."""
+) -> AttentionCall | None:
+    """What the core reads if nothing is unusual about these, else None; never an error."""
     if not (type(query) is _ndarray and type(key) is _ndarray and type(value) is _ndarray):
         return None
     dtype = query.dtype
@@ -42,11 +43,7 @@ def plain_attention(
     if type(is_causal) is not bool or type(enable_gqa) is not bool:
         return None
     out = _empty(q_shape if same else q_shape[:-1] + v_shape[-1:], dtype)
-    right = 0 if is_causal else UNBOUNDED
-    return (
-        query, key, value, out, None, None, None, None, None, None, None,
-        scale, 0, UNBOUNDED, right, code, False, threads, None,
-    )  # fmt: skip
+    return _Call(query, key, value, out, scale, _CAUSAL if is_causal else _ALL, code, threads)
 
 
 def _plainly_fit(query: Shape, key: Shape, value: Shape, enable_gqa: bool) -> bool:

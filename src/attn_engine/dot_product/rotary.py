@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -10,8 +10,8 @@ from numpy.typing import ArrayLike
 from ..inputs.arrays import as_floats, as_integers, compute_type, native
 from ..inputs.call import check_out
 from ..inputs.options import check_flag, check_integer, check_range
-from ..shapes.search import Call
-from ..shapes.signature import Form
+from ..shapes.search import ShapeProblem
+from ..shapes.signature import Signature
 from ..shapes.single import wrong_shape
 from ..shapes.words import Shape, ShapeError, batch_words, named_axes, pieces
 
@@ -80,23 +80,12 @@ def rotary_embedding(
            [ 0.,  1.],
            [-1.,  0.]])
     """
-    interleaved = check_flag("interleaved", interleaved)
-    x, tables = as_floats("x", x), {"cos": as_floats("cos", cos), "sin": as_floats("sin", sin)}
-    if x.ndim < 2:
-        raise ShapeError(
-            f"x: shape {x.shape}, expected at least 2 axes (n, d)",
-            "a single vector is x[None, :]",
-            "x", x.shape, (1,) * (2 - x.ndim) + x.shape, "(n, d)",
-        )  # fmt: skip
-    half = _half(rotary_dim, x.shape[-1])
-    dtype, compute = native(x.dtype), compute_type(x.dtype)
-    positions = _check_tables(tables, position_ids, x.shape, half)
-    check_out(out, x.shape, dtype, {"x": x, **tables}, "that of x")
-
-    cos, sin = (_rows(table, positions, x.ndim, compute) for table in tables.values())
+    call = check(x, cos, sin, position_ids, interleaved, rotary_dim, out)
+    x, half, compute, dtype = call.x, call.half, compute_type(call.x.dtype), native(call.x.dtype)
+    cos, sin = (_rows(table, call.positions, x.ndim, compute) for table in (call.cos, call.sin))
     cos, sin = (np.broadcast_to(table, (*x.shape[:-1], half)) for table in (cos, sin))
     result = np.empty(x.shape, dtype) if out is None else out
-    if interleaved:
+    if call.interleaved:
         first, second = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
     else:
         first, second = slice(half), slice(half, 2 * half)
@@ -111,6 +100,42 @@ def rotary_embedding(
             result[piece][..., second] = np.add(turned, term, out=turned)
             result[piece][..., 2 * half :] = x[piece][..., 2 * half :]
     return result
+
+
+class CheckedRotary(NamedTuple):
+    """A call of `rotary_embedding` whose arguments are right; nothing is made for it yet."""
+
+    x: np.ndarray
+    cos: np.ndarray
+    sin: np.ndarray
+    positions: np.ndarray | None
+    interleaved: bool
+    half: int  # of the columns that are rotated
+    axes: str = "that of x"
+
+    @property
+    def shape(self) -> Shape:
+        """The result's shape."""
+        return self.x.shape
+
+
+def check(
+    x: Any, cos: Any, sin: Any, position_ids: Any, interleaved: Any, rotary_dim: Any, out: Any
+) -> CheckedRotary:
+    """Check the arguments of `rotary_embedding`; raise all that it documents."""
+    interleaved = check_flag("interleaved", interleaved)
+    x, tables = as_floats("x", x), {"cos": as_floats("cos", cos), "sin": as_floats("sin", sin)}
+    if x.ndim < 2:
+        raise ShapeError(
+            f"x: shape {x.shape}, expected at least 2 axes (n, d)",
+            "a single vector is x[None, :]",
+            "x", x.shape, (1,) * (2 - x.ndim) + x.shape, "(n, d)",
+        )  # fmt: skip
+    half = _half(rotary_dim, x.shape[-1])
+    positions = _check_tables(tables, position_ids, x.shape, half)
+    inputs = {"x": x, **tables, "position_ids": position_ids}
+    check_out(out, x.shape, native(x.dtype), inputs, "that of x")
+    return CheckedRotary(x, *tables.values(), positions, interleaved, half)
 
 
 def _half(rotary_dim: Any, d: int) -> int:
@@ -166,9 +191,9 @@ def _check_rows(tables: dict[str, Shape], shape: Shape, half: int) -> None:
     batch = batch_words(len(shape) - 3)
     words, heads = ("n", "rotary_dim / 2"), ("n_heads",) * (len(shape) > 2)
     x = (*batch, *heads, "n", "d")
-    forms = [Form({"x": x, "cos": axes, "sin": axes}) for axes in (words, (*batch, *words))]
+    forms = [Signature({"x": x, "cos": axes, "sin": axes}) for axes in (words, (*batch, *words))]
     columns = {"rotary_dim / 2": half}
-    call = Call({"x": shape, **tables}, forms, columns | {"d": shape[-1]}, f"x {shape}")
+    call = ShapeProblem({"x": shape, **tables}, forms, columns | {"d": shape[-1]}, f"x {shape}")
     if call.fits():
         return
     if error := _wrong_x(shape, tables["cos"]) or call.repaired():

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -11,11 +10,14 @@ from numpy.typing import ArrayLike
 from .. import config
 from .._core import attend as _attend
 from ..inputs.arrays import as_floats, as_mask, check_same_dtype, compute_type, native, rounded_to
-from ..inputs.call import Problem
+from ..inputs.attention_options import AttentionOptions
+from ..inputs.call import CheckedCall
 from ..inputs.options import check_count
 from ..results import SelfAttentionResult
 from ..shapes.attention import check_projections
-from .checks import attention
+from ..shapes.words import Shape, batch_words, in_words
+from .checks import check_flags, check_sizes
+from .prepare import prepare
 
 _MATRICES = ("W_q", "W_k", "W_v")
 
@@ -91,40 +93,62 @@ def self_attention(
     ((2, 4), array([[0.5, 0.5],
            [0.5, 0.5]]))
     """
-    call, products, dtype = prepare(
-        x,
-        (W_q, W_k, W_v),
-        num_heads,
-        num_kv_heads,
-        attn_mask,
-        is_causal=is_causal,
-        scale=scale,
-        causal_offset=causal_offset,
-        window=window,
-        query_lengths=query_lengths,
-        key_lengths=key_lengths,
-        threads=config.resolve_threads(num_threads),
-    )
+    options = AttentionOptions(
+        attn_mask, is_causal=is_causal, scale=scale, causal_offset=causal_offset, window=window,
+        query_lengths=query_lengths, key_lengths=key_lengths,
+    )  # fmt: skip
+    threads = config.resolve_threads(num_threads)
+    weights = W_q, W_k, W_v
+    checked = check(x, weights, num_heads, num_kv_heads, with_fixed(options), threads)
+    left, tensors = checked.x.astype(checked.attention.compute, copy=False), []
     with np.errstate(all="ignore"):  # padding may hold anything, infinities included
-        for tokens, matrix, projected in products:
-            np.matmul(tokens, matrix, out=projected)
-    _attend(*call.arguments)
-    return SelfAttentionResult(rounded_to(call.output, dtype), rounded_to(call.weights, dtype))
+        for matrix, heads in zip(checked.matrices, checked.heads, strict=True):
+            projected = np.matmul(left, matrix.astype(left.dtype, copy=False))
+            shape = (*left.shape[:-1], heads, matrix.shape[1] // heads)
+            tensors.append(projected.reshape(shape))
+    query, key, value = tensors
+    call = prepare(checked.attention._replace(query=query, key=key, value=value))
+    _attend(call.core)
+    dtype = native(checked.x.dtype)
+    output = call.output.reshape(checked.shape)
+    weights = call.weights[..., 0, :, :] if checked.heads[0] == 1 else call.weights
+    return SelfAttentionResult(rounded_to(output, dtype), rounded_to(weights, dtype))
 
 
-def prepare(
+class CheckedSelfAttention(NamedTuple):
+    """A call of `self_attention` whose arguments are right; nothing is made for it yet."""
+
+    x: np.ndarray
+    matrices: tuple[np.ndarray, ...]
+    heads: tuple[int, int, int]  # of queries, keys and values
+    attention: CheckedCall  # of the projections, which are still to come
+
+    @property
+    def shape(self) -> Shape:
+        """The output's shape."""
+        n_heads, d_v = self.attention.shape[-2:]
+        return (*self.x.shape[:-1], n_heads * d_v)
+
+    @property
+    def axes(self) -> str:
+        """The words for it."""
+        return in_words((*batch_words(self.x.ndim - 2), "n", "num_heads * d_v"))
+
+
+def with_fixed(options: AttentionOptions) -> AttentionOptions:
+    """The options with those that the caller does not choose."""
+    return options._replace(enable_gqa=True, layout="bshd", return_weights=True)
+
+
+def check(
     x: Any,
     matrices: tuple[Any, Any, Any],
     num_heads: Any,
     num_kv_heads: Any,
-    attn_mask: Any,
-    room: Callable[..., np.ndarray] = np.empty,
-    **options: Any,
-) -> tuple[Problem, list[tuple[np.ndarray, np.ndarray, np.ndarray]], np.dtype]:
-    """The problem, the products (left, right, where to) to fill it with, and the result's dtype.
-
-    `room` makes place for the projections first, so that all is checked before any is computed.
-    """
+    options: AttentionOptions,
+    threads: int,
+) -> CheckedSelfAttention:
+    """Check the arguments of `self_attention`; raise all that it documents."""
     x = as_floats("x", x)
     n_heads = check_count("num_heads", num_heads)
     n_kv_heads = n_heads if num_kv_heads is None else check_count("num_kv_heads", num_kv_heads)
@@ -134,29 +158,19 @@ def prepare(
             f"pass a divisor of it, or None for as many"
         )
     heads = (n_heads, n_kv_heads, n_kv_heads)
-    matrices = [as_floats(name, matrix) for name, matrix in zip(_MATRICES, matrices, strict=True)]
+    matrices = tuple(as_floats(name, m) for name, m in zip(_MATRICES, matrices, strict=True))
     for name, matrix in zip(_MATRICES, matrices, strict=True):
         check_same_dtype(name, matrix, "x", x)
     shapes = {"x": x.shape} | dict(zip(_MATRICES, (m.shape for m in matrices), strict=True))
     check_projections(shapes, n_heads, n_kv_heads)
-    rows, compute = x.shape[:-1], compute_type(x.dtype)
-    rooms = [room((*rows, matrix.shape[1]), compute) for matrix in matrices]
-    tensors = [
-        each.reshape(*rows, n, each.shape[-1] // n) for each, n in zip(rooms, heads, strict=True)
-    ]
-    d_v = tensors[2].shape[-1]
-    if attn_mask is not None and n_heads == 1:
-        attn_mask = as_mask("attn_mask", attn_mask)
-        if attn_mask.ndim == x.ndim > 2:  # (..., n, n), like the weights of one head
-            attn_mask = attn_mask[..., None, :, :]
-    call = attention(
-        *tensors, attn_mask, enable_gqa=True, layout="bshd", return_weights=True, **options
+    mask = options.attn_mask
+    if mask is not None and n_heads == 1:
+        mask = as_mask("attn_mask", mask)
+        if mask.ndim == x.ndim > 2:  # (..., n, n), like the weights of one head
+            mask = mask[..., None, :, :]
+    projected = [(*x.shape[:-1], n, m.shape[1] // n) for m, n in zip(matrices, heads, strict=True)]
+    options = options._replace(attn_mask=mask)
+    attention = check_sizes(
+        (None, None, None), projected, compute_type(x.dtype), options, check_flags(options), threads
     )
-    left = x.astype(compute, copy=False)
-    products = [
-        (left, matrix.astype(compute, copy=False), each)
-        for matrix, each in zip(matrices, rooms, strict=True)
-    ]
-    output = call.output.reshape(*rows, n_heads * d_v)
-    weights = call.weights[..., 0, :, :] if n_heads == 1 else call.weights
-    return call._replace(output=output, weights=weights), products, native(x.dtype)
+    return CheckedSelfAttention(x, matrices, heads, attention)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -20,10 +20,10 @@ from ..inputs.arrays import (
     raw,
     walkable,
 )
-from ..inputs.call import Problem, check_out, destination
+from ..inputs.call import check_out, destination
 from ..inputs.options import check_integer, check_range
 from ..shapes.single import check_broadcast
-from ..shapes.words import ShapeError
+from ..shapes.words import Shape, ShapeError
 from .checks import broadcast_mask
 
 
@@ -45,8 +45,8 @@ def softmax(
     scores : array_like, at least one axis
         float16, bfloat16 (of ml_dtypes), float32 or float64.
     mask : array_like, optional
-        Broadcastable to the shape of `scores`. Boolean: True = visible. Floating: added to the
-        scores; only -inf hides.
+        Broadcastable to the shape of `scores`. Boolean: True = visible. Floating, also a scalar of
+        NumPy: added to the scores; only -inf hides.
     lengths : array_like of int, optional
         Broadcastable to the shape of `scores` without `axis`: entries from there on are hidden.
     axis : int
@@ -60,7 +60,8 @@ def softmax(
     -------
     weights : ndarray, shape and dtype of `scores`
         Hidden entries are 0, visible ones of a row sum to 1; a row with nothing visible is all 0,
-        and one that sees NaN is NaN throughout.
+        and one that sees NaN is NaN throughout. A score of -inf counts as hidden: a row of them
+        alone is all 0.
 
     Raises
     ------
@@ -81,14 +82,45 @@ def softmax(
     array([[0.25, 0.25, 0.25, 0.25],
            [0.5 , 0.5 , 0.  , 0.  ]])
     """
-    call = prepare(scores, mask, lengths, axis, out, config.resolve_threads(num_threads))
-    _softmax(*call.arguments)
-    weights = call.deliver()
-    return np.moveaxis(weights, -1, axis) if out is None else out
+    call = check(scores, mask, lengths, axis, out)
+    moved = np.moveaxis(call.scores, call.axis, -1)
+    shape, n = moved.shape, moved.shape[-1]
+    rows = prod(shape[:-1])
+    if call.lengths is not None:
+        lengths = np.broadcast_to(call.lengths, shape[:-1]).astype(np.int64).reshape(rows)
+    if call.mask is not None:
+        # Rows of a repeated mask need no copy unless the repeated axis lies between others.
+        mask = prepared_mask(call.mask, compute_type(call.dtype))
+        mask = np.moveaxis(np.broadcast_to(mask, call.scores.shape), call.axis, -1)
+        mask = mask.reshape(rows, n)
+    moved_out = None if out is None else np.moveaxis(out, call.axis, -1)
+    output, target, spill = destination(moved_out, shape, call.dtype, (rows, n))
+    matrix = raw(walkable(moved.reshape(rows, n)))
+    threads = config.resolve_threads(num_threads)
+    _softmax(matrix, raw(target), mask, lengths, dtype_code(call.dtype), threads)
+    if spill is not None:
+        spill[...] = output
+    return np.moveaxis(output, -1, call.axis) if out is None else out
 
 
-def prepare(scores: Any, mask: Any, lengths: Any, axis: Any, out: Any, threads: int) -> Problem:
-    """`softmax`'s arguments, checked; the problem's arrays have `axis` moved to the end."""
+class CheckedSoftmax(NamedTuple):
+    """A call of `softmax` whose arguments are right; nothing is made for it yet."""
+
+    scores: np.ndarray
+    mask: np.ndarray | None
+    lengths: np.ndarray | None
+    axis: int
+    dtype: np.dtype  # of the weights, in native byte order
+    axes: str = "that of scores"
+
+    @property
+    def shape(self) -> Shape:
+        """The weights' shape."""
+        return self.scores.shape
+
+
+def check(scores: Any, mask: Any, lengths: Any, axis: Any, out: Any) -> CheckedSoftmax:
+    """Check the arguments of `softmax`; raise all that it documents."""
     scores = as_floats("scores", scores)
     if scores.ndim == 0:
         what = "scores: a single number has no axis to sum over"
@@ -99,25 +131,17 @@ def prepare(scores: Any, mask: Any, lengths: Any, axis: Any, out: Any, threads: 
             f"axis: got {axis}, but scores have {scores.ndim} axes (scores {scores.shape})"
         )
     dtype, shape = native(scores.dtype), scores.shape
-    mask = broadcast_mask("mask", mask, shape, tuple(f"axis {i}" for i in range(scores.ndim)))
-    moved = np.moveaxis(scores, axis, -1)
-    *leading, n = moved.shape
-    rows = prod(leading)
+    axes = tuple(f"axis {i}" for i in range(scores.ndim))
+    if mask is not None:
+        mask = broadcast_mask("mask", mask, shape, axes)
+    given = lengths
     if lengths is not None:
         lengths = as_integers("lengths", lengths)
-        axes = tuple(f"axis {i}" for i in range(scores.ndim) if i != axis % scores.ndim)
-        check_broadcast("lengths", lengths.shape, "rows", tuple(leading), axes)
-        check_range("lengths", lengths, n)
-    check_out(out, shape, dtype, {"scores": scores, "mask": mask}, "that of scores")
-
-    if lengths is not None:
-        lengths = np.broadcast_to(lengths, leading).astype(np.int64).reshape(rows)
-    if mask is not None:
-        # Rows of a repeated mask need no copy unless the repeated axis lies between others.
-        mask = np.broadcast_to(prepared_mask(mask, compute_type(dtype)), shape)
-        mask = np.moveaxis(mask, axis, -1).reshape(rows, n)
-    moved_out = None if out is None else np.moveaxis(out, axis, -1)
-    output, target, spill = destination(moved_out, moved.shape, dtype, (rows, n))
-    matrix = walkable(moved.reshape(rows, n))
-    arguments = (raw(matrix), raw(target), mask, lengths, dtype_code(dtype), threads)
-    return Problem(arguments, output, None, None, spill)
+        place = axis % scores.ndim
+        rows, axes = (x[:place] + x[place + 1 :] for x in (shape, axes))
+        check_broadcast("lengths", lengths.shape, "rows", rows, axes)
+        check_range("lengths", lengths, shape[place])
+    if out is not None:
+        inputs = {"scores": scores, "mask": mask, "lengths": given}
+        check_out(out, shape, dtype, inputs, "that of scores")
+    return CheckedSoftmax(scores, mask, lengths, axis, dtype)

@@ -10,11 +10,13 @@ from numpy.typing import ArrayLike
 
 from .. import config
 from .._core import attend as _attend
-from .._core import backward as _backward
+from ..inputs.attention_options import AttentionOptions
 from ..inputs.keywords import PackedKeywords
 from ..results import AttentionGradients, LseResult, attention_result
-from .backward_checks import NAMES, packed_backward
-from .varlen_checks import packed_attention
+from .backward_checks import NAMES, check_varlen
+from .gradients import gradients
+from .prepare import prepare
+from .varlen_checks import check
 
 
 @overload
@@ -74,9 +76,10 @@ def scaled_dot_product_attention_varlen(
         Cumulated lengths: 0 first, the total last, never decreasing. A sequence may have no
         queries or no keys.
     causal_offset : int, array_like of int with shape (sequences,), or "bottom_right"
-        Position of a sequence's query 0 among its keys; "bottom_right" aligns its last ones.
+        Position of a sequence's query 0 among its keys, at most 2**48 in size; "bottom_right"
+        aligns its last ones.
     alibi_slopes : array_like, shape (n_heads,) or (sequences, n_heads), optional
-        Of ALiBi, as in `scaled_dot_product_attention`.
+        Of ALiBi, as in `scaled_dot_product_attention`, at most 2**64 in size.
     is_causal, scale, enable_gqa, window, softcap, sinks, dropout_p, dropout_seed
         As in `scaled_dot_product_attention`. Dropout takes the number of the sequence for that
         of the batch entry.
@@ -121,27 +124,14 @@ def scaled_dot_product_attention_varlen(
     >>> scaled_dot_product_attention_varlen(query, query, value, starts, starts).ravel()
     array([2., 2., 5.])
     """
-    call = packed_attention(
-        query,
-        key,
-        value,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        is_causal=is_causal,
-        scale=scale,
-        enable_gqa=enable_gqa,
-        causal_offset=causal_offset,
-        window=window,
-        softcap=softcap,
-        alibi_slopes=alibi_slopes,
-        sinks=sinks,
-        dropout_p=dropout_p,
-        dropout_seed=dropout_seed,
-        return_lse=return_lse,
-        out=out,
-        threads=config.resolve_threads(num_threads),
-    )
-    _attend(*call.arguments)
+    options = AttentionOptions(
+        is_causal=is_causal, scale=scale, enable_gqa=enable_gqa, causal_offset=causal_offset,
+        window=window, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks,
+        dropout_p=dropout_p, dropout_seed=dropout_seed, return_lse=return_lse, out=out,
+    )  # fmt: skip
+    threads = config.resolve_threads(num_threads)
+    call = prepare(check(query, key, value, cu_seqlens_q, cu_seqlens_k, options, threads))
+    _attend(call.core)
     return attention_result(call.deliver(), None, call.lse)
 
 
@@ -221,6 +211,11 @@ def scaled_dot_product_attention_varlen_backward(
     MemoryError
         No memory for the gradients or for scratch space.
 
+    Notes
+    -----
+    What an `output` rounded to 16 bits means for the gradient of `alibi_slopes` is said at
+    `scaled_dot_product_attention_backward`.
+
     Examples
     --------
     >>> import numpy as np
@@ -240,23 +235,12 @@ def scaled_dot_product_attention_varlen_backward(
     >>> gradients.value.ravel()
     array([2., 2., 5.])
     """
-    options = {
-        "is_causal": is_causal,
-        "scale": scale,
-        "enable_gqa": enable_gqa,
-        "causal_offset": causal_offset,
-        "window": window,
-        "softcap": softcap,
-        "alibi_slopes": alibi_slopes,
-        "sinks": sinks,
-        "dropout_p": dropout_p,
-        "dropout_seed": dropout_seed,
-        "threads": config.resolve_threads(num_threads),
-    }
-    starts = cu_seqlens_q, cu_seqlens_k
-    call = packed_backward(
-        grad_output, (query, key, value), output, lse, starts, grad_lse, needs, options
-    )
-    if call.gradients:
-        _backward(*call.arguments)
-    return AttentionGradients(**call.deliver())
+    options = AttentionOptions(
+        is_causal=is_causal, scale=scale, enable_gqa=enable_gqa, causal_offset=causal_offset,
+        window=window, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks,
+        dropout_p=dropout_p, dropout_seed=dropout_seed,
+    )  # fmt: skip
+    threads = config.resolve_threads(num_threads)
+    forward = query, key, value, cu_seqlens_q, cu_seqlens_k
+    given = grad_output, output, lse, None, grad_lse
+    return gradients(check_varlen(forward, given, needs, options, threads))

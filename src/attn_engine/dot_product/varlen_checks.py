@@ -1,83 +1,53 @@
-"""The checks and messages of packed sequences; what comes out is what the compiled core takes."""
+"""Check the arguments of attention over packed sequences."""
 
 from typing import Any
 
 import numpy as np
 
-from ..inputs.arrays import as_integers, as_tensors, compute_type, dtype_code, native, raw, walkable
-from ..inputs.call import Problem, check_out, destination
-from ..inputs.options import (
-    Extras,
-    check_dropout,
-    check_flag,
-    check_limits,
-    check_range,
-    check_scale,
-    check_sinks,
-    check_slopes,
-    check_softcap,
-)
+from ..inputs.arrays import as_integers, as_tensors, compute_type, dtype_code, native
+from ..inputs.attention_options import AttentionOptions
+from ..inputs.call import CheckedCall, Sizes, check_out
+from ..inputs.options import check_range, check_scale
 from ..shapes.attention import check_packed
 from ..shapes.single import wrong_shape
 from ..shapes.words import ShapeError
+from .checks import check_flags
 
 
-def packed_attention(
+def check(
     query: Any,
     key: Any,
     value: Any,
     cu_seqlens_q: Any,
     cu_seqlens_k: Any,
-    *,
-    is_causal: Any,
-    scale: Any,
-    enable_gqa: Any,
-    causal_offset: Any,
-    window: Any,
-    softcap: Any,
-    alibi_slopes: Any,
-    sinks: Any,
-    dropout_p: Any,
-    dropout_seed: Any,
-    return_lse: Any,
-    out: Any,
+    options: AttentionOptions,
     threads: int,
-) -> Problem:
-    """`scaled_dot_product_attention_varlen`'s arguments, checked; raises all that it documents."""
-    gqa, want_lse = check_flag("enable_gqa", enable_gqa), check_flag("return_lse", return_lse)
+) -> CheckedCall:
+    """Check the arguments of `scaled_dot_product_attention_varlen`; raise what it documents."""
+    _, gqa, _, want_lse = check_flags(options)
     query, key, value = tensors = as_tensors(query, key, value)
     totals = {"total_q": _end(cu_seqlens_q), "total_k": _end(cu_seqlens_k)}
     totals = {axis: total for axis, total in totals.items() if total is not None}
-    axes, total_k = check_packed(query.shape, key.shape, value.shape, gqa, totals)
-    query_starts, key_starts = _starts(cu_seqlens_q, cu_seqlens_k, axes.n, total_k)
-    n_q, n_kv, batch = np.diff(query_starts), np.diff(key_starts), (len(query_starts) - 1,)
-    limits = check_limits(is_causal, causal_offset, window, None, None, batch, n_q, n_kv)
-    dtype, shape = native(query.dtype), (*query.shape[:-1], value.shape[-1])
-    compute = compute_type(dtype)
-    scale = check_scale(scale, axes.d, compute)
-    extras = Extras(
-        check_softcap(softcap, compute),
-        check_slopes(alibi_slopes, batch, axes.heads, compute),
-        check_sinks(sinks, axes.heads, compute),
-        None,
-        None,
-        *check_dropout(dropout_p, dropout_seed),
-        query_starts,
-        key_starts,
-        int(n_q.max(initial=0)),
-        int(n_kv.max(initial=0)),
-    )
-    inputs = {"query": query, "key": key, "value": value}
-    check_out(out, shape, dtype, inputs, "(total_q, n_heads, d_v)")
-
-    query, key, value = [raw(walkable(tensor)) for tensor in tensors]
-    output, target, spill = destination(out, shape, dtype, shape)
-    lse = np.empty((axes.heads, axes.n), compute) if want_lse else None
-    arguments = (
-        query, key, value, raw(target), None, lse, None, None, *limits[:3], scale, *limits[3:],
-        dtype_code(dtype), True, threads, tuple(extras),
+    axes, of_keys = check_packed(query.shape, key.shape, value.shape, gqa, totals)
+    starts = _starts(cu_seqlens_q, cu_seqlens_k, axes.n, of_keys.n)
+    n_q, n_kv = map(np.diff, starts)
+    batch = (len(n_q),)
+    limits = options.limits(batch, n_q, n_kv)
+    dtype, d_v = native(query.dtype), value.shape[-1]
+    shape, compute = (*query.shape[:-1], d_v), compute_type(dtype)
+    scale = check_scale(options.scale, axes.d, compute)
+    extras = options.packed_extras(batch, axes.heads, compute, starts)
+    words = "(total_q, n_heads, d_v)"
+    if options.out is not None:
+        inputs = {"query": query, "key": key, "value": value} | options.arrays()
+        inputs |= {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+        check_out(options.out, shape, dtype, inputs, words)
+    longest = int(n_q.max(initial=0)), int(n_kv.max(initial=0))
+    return CheckedCall(
+        *tensors, None, options.out, shape, words, (axes.heads, axes.n),
+        Sizes(*batch, axes.heads, of_keys.heads, *longest, axes.d, d_v),
+        dtype, compute, dtype_code(dtype), True, scale, limits, extras, False, want_lse, threads,
     )  # fmt: skip
-    return Problem(arguments, output, None, lse, spill)
 
 
 def _end(starts: Any) -> int | None:

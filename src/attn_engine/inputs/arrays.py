@@ -15,6 +15,7 @@ CODES = {
     dtype: _core.DTYPES.index(name) for dtype, name in ((F32, "f32"), (F64, "f64"), (F16, "f16"))
 }
 LARGEST = {dtype: float(np.finfo(dtype).max) for dtype in (F32, F64)}  # of the compute types
+SMALLEST = {dtype: float(np.finfo(dtype).tiny) for dtype in (F32, F64)}  # normal numbers
 BF16_CODE = _core.DTYPES.index("bf16")
 SUPPORTED = "float16, bfloat16, float32 or float64"
 
@@ -62,6 +63,11 @@ def as_array(name: str, value: Any) -> np.ndarray:
 
 def _from_dlpack(name: str, tensor: Any) -> np.ndarray:
     """A tensor of another library as a view of its memory."""
+    if getattr(tensor, "is_meta", False):
+        raise TypeError(
+            f"{name}: the tensor is on torch's meta device, where it has a shape and no numbers; "
+            f"make it on the CPU, or pass its shape to attn_engine.diagnose"
+        )
     if getattr(tensor, "requires_grad", False):
         raise TypeError(
             f"{name}: the tensor requires grad, but no gradient flows through this call; "
@@ -145,6 +151,12 @@ def check_same_dtype(
 
 def as_tensors(query: Any, key: Any, value: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The three arrays, of one dtype byte order apart."""
+    if (
+        type(query) is type(key) is type(value) is np.ndarray
+        and query.dtype is key.dtype is value.dtype
+        and query.dtype in CODES
+    ):
+        return query, key, value
     query, given = as_floats("query", query), (key, value)
     key, value = as_floats("key", key), as_floats("value", value)
     check_same_dtype("key", key, "query", query, given[0])
@@ -153,8 +165,10 @@ def as_tensors(query: Any, key: Any, value: Any) -> tuple[np.ndarray, np.ndarray
 
 
 def as_integers(name: str, value: Any) -> np.ndarray:
-    """`value` as an array of integers; bool and float are other kinds."""
+    """`value` as an array of integers; bool and float are other kinds, an empty list is none."""
     array = as_array(name, value)
+    if isinstance(value, (list, tuple)) and not array.size:
+        return array.astype(np.int64)
     if array.dtype.kind not in "iu":
         raise TypeError(
             f"{name}: dtype {array.dtype}, expected integers, "
@@ -226,15 +240,19 @@ def walkable(array: np.ndarray, dtype: np.dtype | None = None) -> np.ndarray:
 
 def raw(array: np.ndarray) -> np.ndarray:
     """`array` as the binding takes it: bfloat16, without a buffer format, goes as its bits."""
-    return array.view(np.uint16) if is_bfloat16(array.dtype) else array
+    return array if array.dtype.kind != "V" else array.view(np.uint16)
 
 
 def as_mask(name: str, value: Any) -> np.ndarray:
-    """`value` as an array of bool or of some float dtype."""
-    if isinstance(value, (bool, int, float, np.generic)):
-        raise TypeError(
-            f"{name}: got {value!r}, expected an array (a causal mask is is_causal=True)"
-        )
+    """`value` as an array of bool or of some float dtype.
+
+    A number or a truth value is more often a slip of position. A NumPy float is not: arithmetic
+    of arrays without axes makes one.
+    """
+    is_number = isinstance(value, (bool, int, float, np.generic))
+    if is_number and not (isinstance(value, np.floating) or type(value).__name__ == "bfloat16"):
+        causal = " (a causal mask is is_causal=True)" if name == "attn_mask" else ""
+        raise TypeError(f"{name}: got {value!r}, expected an array{causal}")
     mask = as_array(name, value)
     kind = mask.dtype.kind
     if kind in "iu":
@@ -256,8 +274,8 @@ def distinct(array: np.ndarray) -> np.ndarray:
 
 def prepared_mask(mask: np.ndarray, compute: np.dtype) -> np.ndarray:
     """`mask` as bool or `compute`, with at least one axis; repeated axes (stride 0) get size 1."""
-    # Converting a mask must not cost what a broadcast one spans.
-    mask = distinct(mask)
+    if 0 in mask.strides:  # converting a mask must not cost what a broadcast one spans
+        mask = distinct(mask)
     if not mask.ndim:
         mask = mask.reshape(1)
     if mask.dtype.kind == "b" or mask.dtype == compute:
@@ -268,6 +286,15 @@ def prepared_mask(mask: np.ndarray, compute: np.dtype) -> np.ndarray:
             limit = native(mask.dtype).type(LARGEST[compute])
             mask = np.where(np.isinf(mask), mask, np.clip(mask, -limit, limit))
         return mask.astype(compute)
+
+
+def first_of(bad: np.ndarray) -> tuple[tuple[int, ...] | None, str]:
+    """Index of the first True and the words for it; None if there is none."""
+    if not bad.any():
+        return None, ""
+    where = tuple(int(i) for i in np.argwhere(bad)[0])
+    place = f" at index {where[0] if len(where) == 1 else where}" if where else ""
+    return where, place
 
 
 def overlaps_itself(array: np.ndarray) -> bool:

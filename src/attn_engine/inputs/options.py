@@ -7,19 +7,29 @@ a wrong kind, ValueError for a wrong value or shape.
 import operator
 from math import inf, prod, sqrt
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from .._core import UNBOUNDED
+from .._core import UNBOUNDED, Limits
 from ..shapes.single import wrong_shape
 from ..shapes.words import Shape, ShapeError, batch_words, in_words
-from .arrays import LARGEST, as_array, as_floats, as_integers, distinct, rounded_to
+from .arrays import (
+    LARGEST,
+    SMALLEST,
+    as_array,
+    as_floats,
+    as_integers,
+    distinct,
+    first_of,
+    rounded_to,
+)
 
 # No axis of an array in memory is longer: a wider window is no limit, and sums cannot overflow.
 _LONGEST = 2**48
 # Times the longest distance it is still a finite bias in every compute type.
 _STEEPEST = 2.0**64
+_FEW = 32
 # No machine runs more, and a team larger than the system can start would end the process.
 _MOST_THREADS = 1024
 
@@ -44,6 +54,8 @@ def check_count(name: str, value: Any) -> int:
 
 def check_flag(name: str, value: Any) -> bool:
     """A boolean argument; 0 and 1 are more often a slip of position."""
+    if value is True or value is False:
+        return value
     if not isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{name}: got {shown_value(value)}, expected True or False")
     return bool(value)
@@ -65,7 +77,11 @@ def shown_value(value: Any) -> str:
         text = repr(value)
     except ValueError:  # Python refuses to write integers of thousands of digits
         text = ""
-    return text if 0 < len(text) < 50 else f"an object of type {type(value).__name__}"
+    return (
+        text
+        if 0 < len(text) < 50 and "\n" not in text
+        else f"an object of type {type(value).__name__}"
+    )
 
 
 def check_layout(layout: Any) -> bool:
@@ -82,6 +98,8 @@ def check_layout(layout: Any) -> bool:
 
 def check_real(name: str, value: Any, expected: str) -> float:
     """A real number as a float; True is not 1 here."""
+    if type(value) is float:
+        return value
     if not isinstance(value, Real) or isinstance(value, bool):
         raise TypeError(f"{name}: got {shown_value(value)}, expected {expected}")
     try:
@@ -129,18 +147,17 @@ def check_scale(scale: Any, d_qk: int, compute: np.dtype) -> float:
 def check_softcap(softcap: Any, compute: np.dtype) -> float:
     """What no score may exceed, 0 for no limit; neither 0 nor infinite in the compute type."""
     value = check_real("softcap", softcap, "a real number, 0.0 for none")
-    if value != 0 and not np.finfo(compute).tiny <= value <= LARGEST[compute]:
+    least, most = SMALLEST[compute], LARGEST[compute]
+    if value != 0 and not least <= value <= most:
         raise ValueError(
-            f"softcap: got {shown_value(softcap)}, expected a positive number that is finite in "
-            f"{compute}, or 0.0 for none"
+            f"softcap: got {shown_value(softcap)}, expected {least:.8g} to {most:.8g}, the normal "
+            f"numbers of {compute}, or 0.0 for none"
         )
     return value
 
 
-def check_slopes(slopes: Any, batch: Shape, n_heads: int, compute: np.dtype) -> np.ndarray | None:
+def check_slopes(slopes: Any, batch: Shape, n_heads: int, compute: np.dtype) -> np.ndarray:
     """ALiBi's slopes, (n_heads,) or (entries, n_heads)."""
-    if slopes is None:
-        return None
     slopes = as_floats("alibi_slopes", slopes)
     if slopes.shape not in ((n_heads,), (*batch, n_heads)):
         expected = f"({n_heads},), a slope for each query head"
@@ -151,17 +168,15 @@ def check_slopes(slopes: Any, batch: Shape, n_heads: int, compute: np.dtype) -> 
         raise wrong_shape(what, "alibi_slopes", slopes.shape, right, "pass as many as heads")
     with np.errstate(all="ignore"):
         wide = slopes.astype(np.float64)  # in float16 the limit would be infinite
-        where, place = _first(~(abs(wide) <= _STEEPEST))
+        where, place = first_of(~(abs(wide) <= _STEEPEST))
     if where is not None:
         raise ValueError(f"alibi_slopes: got {slopes[where]}{place}, expected finite, up to 2**64")
     flat = slopes if slopes.ndim == 1 else slopes.reshape(prod(batch), n_heads)
     return np.array(rounded_to(flat, compute), order="C")
 
 
-def check_sinks(sinks: Any, n_heads: int, compute: np.dtype) -> np.ndarray | None:
+def check_sinks(sinks: Any, n_heads: int, compute: np.dtype) -> np.ndarray:
     """A logit for each query head, -inf for none."""
-    if sinks is None:
-        return None
     sinks = as_floats("sinks", sinks)
     if sinks.shape != (n_heads,):
         what = f"sinks: shape {sinks.shape}, expected ({n_heads},), a logit for each query head"
@@ -169,7 +184,7 @@ def check_sinks(sinks: Any, n_heads: int, compute: np.dtype) -> np.ndarray | Non
         right = {("n_heads",): (n_heads,)}
         raise wrong_shape(what, "sinks", sinks.shape, right, "pass as many as heads")
     with np.errstate(all="ignore"):
-        where, place = _first(~(sinks < inf))
+        where, place = first_of(~(sinks < inf))
     if where is not None:
         raise ValueError(f"sinks: got {sinks[where]}{place}, expected a number, or -inf for none")
     # A finite one stays finite in the compute type: only a true -inf is none.
@@ -191,10 +206,8 @@ def _check_heads(what: str, name: str, shape: Shape, n_heads: int) -> None:
 
 def check_segments(
     segment_ids: Any, batch: Shape, n_q: int, n_kv: int
-) -> tuple[np.ndarray | None, np.ndarray | None]:
+) -> tuple[np.ndarray, np.ndarray]:
     """The numbers of the documents that queries and keys belong to, (entries, n) each."""
-    if segment_ids is None:
-        return None, None
     advice = "expected (q_ids, kv_ids), for self-attention (ids, ids)"
     # An array of two rows is more often the ids of two batch entries.
     if not isinstance(segment_ids, (tuple, list)):
@@ -218,42 +231,10 @@ def _ids(name: str, value: Any, batch: Shape, n: int, axis: str) -> np.ndarray:
             name, ids.shape, {(axis,): (n,), (*batch_words(len(batch)), axis): (*batch, n)},
             f"number each of the {n} rows",
         )  # fmt: skip
-    where, place = _first(ids > np.iinfo(np.int64).max)
+    where, place = first_of(ids > np.iinfo(np.int64).max)
     if where is not None:
         raise ValueError(f"{name}: got {ids[where]}{place}, expected less than 2**63")
     return np.broadcast_to(ids, (*batch, n)).astype(np.int64, order="C").reshape(prod(batch), n)
-
-
-class Extras(NamedTuple):
-    """What few calls have, in the order in which the core reads it."""
-
-    softcap: float
-    alibi_slopes: np.ndarray | None
-    sinks: np.ndarray | None
-    query_segments: np.ndarray | None
-    key_segments: np.ndarray | None
-    dropout_p: float
-    dropout_seed: int
-    query_starts: np.ndarray | None = None
-    key_starts: np.ndarray | None = None
-    longest_q: int = 0
-    longest_kv: int = 0
-    cache: tuple | None = None
-
-
-class Limits(NamedTuple):
-    """Which keys a query may see by position, as the core reads it.
-
-    Query i sees key j of batch entry b iff i < query_lengths[b], j < key_lengths[b] and
-    i + offset - left <= j <= i + offset + right, with offsets[b] for offset where they are given.
-    """
-
-    query_lengths: np.ndarray | None
-    key_lengths: np.ndarray | None
-    offsets: np.ndarray | None
-    offset: int
-    left: int
-    right: int
 
 
 def check_limits(
@@ -267,28 +248,27 @@ def check_limits(
     n_kv: int | np.ndarray,
 ) -> Limits:
     """The arguments that say by position what is visible; n_q, n_kv of each entry if packed."""
-    left, right = _window(window)
+    left = right = UNBOUNDED
+    if window is not None:
+        left, right = _window(window)
     if check_flag("is_causal", is_causal):
         right = 0
     queries, keys = n_q, n_kv
     if query_lengths is not None:
-        queries = check_lengths("query_lengths", query_lengths, batch, n_q, "n_q")
+        queries = query_lengths = check_lengths("query_lengths", query_lengths, batch, n_q, "n_q")
     if key_lengths is not None:
-        keys = check_lengths("key_lengths", key_lengths, batch, n_kv, "n_kv")
+        keys = key_lengths = check_lengths("key_lengths", key_lengths, batch, n_kv, "n_kv")
+    if type(causal_offset) is int and abs(causal_offset) < _LONGEST:
+        return Limits(query_lengths, key_lengths, None, causal_offset, left, right)
     offset = _causal_offset(causal_offset, batch, keys - queries)
-    return Limits(
-        None if query_lengths is None else queries,
-        None if key_lengths is None else keys,
-        *((None, offset) if isinstance(offset, int) else (offset, 0)),
-        left,
-        right,
-    )
+    offsets, offset = (None, offset) if isinstance(offset, int) else (offset, 0)
+    return Limits(query_lengths, key_lengths, offsets, offset, left, right)
 
 
 def _window(window: Any) -> tuple[int, int]:
     """The sides of the window, UNBOUNDED where there is none."""
     try:
-        left, right = (None, None) if window is None else window
+        left, right = window
     except TypeError:
         raise TypeError(
             f"window: got {shown_value(window)}, expected (left, right), "
@@ -305,6 +285,8 @@ def _side(name: str, side: Any) -> int:
     """One side of the window."""
     if side is None:
         return UNBOUNDED
+    if type(side) is int and 0 <= side < _LONGEST:
+        return side
     side = check_integer(f"window: {name}", side, "an integer, or None for no limit")
     if side < 0:
         raise ValueError(f"window: {name} is {side}, expected 0 or more, or None for no limit")
@@ -328,7 +310,7 @@ def check_lengths(name: str, value: Any, batch: Shape, n: int, axis: str) -> np.
             else f"without padding np.full({batch}, {n})",
         )  # fmt: skip
     check_range(name, lengths, n, f" ({axis}); clip it")
-    return lengths.astype(np.int64).reshape(-1)
+    return np.array(lengths, np.int64).reshape(-1)
 
 
 def _check_entries(what: str, name: str, shape: Shape, batch: Shape) -> None:
@@ -348,19 +330,15 @@ def _check_entries(what: str, name: str, shape: Shape, batch: Shape) -> None:
 
 def check_range(name: str, numbers: np.ndarray, highest: int, what: str = "") -> None:
     """Integers lie between 0 and `highest`; `what` says more of it."""
-    few = distinct(numbers)
-    if few.min(initial=0) < 0 or few.max(initial=0) > highest:
-        where, place = _first((numbers < 0) | (numbers > highest))
+    if numbers.size <= _FEW:  # faster than NumPy
+        few = numbers.ravel().tolist()
+        lowest, largest = min(few, default=0), max(few, default=0)
+    else:
+        few = distinct(numbers)
+        lowest, largest = few.min(initial=0), few.max(initial=0)
+    if lowest < 0 or largest > highest:
+        where, place = first_of((numbers < 0) | (numbers > highest))
         raise ValueError(f"{name}: got {numbers[where]}{place}, expected 0 to {highest}{what}")
-
-
-def _first(bad: np.ndarray) -> tuple[tuple[int, ...] | None, str]:
-    """Index of the first True and the words for it; None if there is none."""
-    if not bad.any():
-        return None, ""
-    where = tuple(int(i) for i in np.argwhere(bad)[0])
-    place = f" at index {where[0] if len(where) == 1 else where}" if where else ""
-    return where, place
 
 
 def _causal_offset(value: Any, batch: Shape, bottom_right: int | np.ndarray) -> int | np.ndarray:
@@ -390,5 +368,10 @@ def _causal_offset(value: Any, batch: Shape, bottom_right: int | np.ndarray) -> 
         lowest, highest = offset.min(initial=0), offset.max(initial=0)
         offset = offset.astype(np.int64).reshape(-1) if offset.ndim else int(offset)
     if not -_LONGEST <= lowest <= highest <= _LONGEST:
-        raise ValueError("causal_offset: beyond 2**48, farther than any key can be")
+        far = np.asarray(value)
+        where, place = first_of(np.asarray((far < -_LONGEST) | (far > _LONGEST)))
+        raise ValueError(
+            f"causal_offset: got {shown_value(int(far[where]))}{place}, expected -2**48 to 2**48, "
+            f"farther than any key can be"
+        )
     return offset

@@ -22,11 +22,13 @@ try:
 except ImportError as error:
     raise ImportError("interop.onnx needs ml_dtypes: pip install 'attn_engine[onnx]'") from error
 
+from ..config import resolve_threads
 from ..dot_product.attention import scaled_dot_product_attention
+from ..dot_product.checks import check
 from ..dot_product.rotary import rotary_embedding as _rotary_embedding
 from ..inputs import arrays
+from ..inputs.attention_options import AttentionOptions
 from ..inputs.options import check_range
-from ..plans import explain
 from ..reference.dot_product import scores_and_visible, visible_sum
 
 # softmax_precision is a value of the standard's enumeration TensorProto.DataType.
@@ -274,8 +276,8 @@ def _rounded(
     """Y and what `mode` shows, rounded to Q's dtype after every step; no kernel runs."""
     query, key, value, mask, options = call
     dtype = query.dtype
-    # For its checks: this is a call that the engine could run.
-    explain(query, key, value.astype(dtype, copy=False), mask, **options)
+    value_like = value.astype(dtype, copy=False)
+    check(query, key, value_like, AttentionOptions(mask, **options), resolve_threads(None))
     scores, visible = _scores(call)
     weights = _softmax(scores[-1].astype(softmax_type or dtype)).astype(dtype)
     wide = np.promote_types(value.dtype, np.float32)

@@ -7,10 +7,10 @@ from numpy.typing import ArrayLike
 
 from .. import config
 from .._core import additive as _additive
-from ..inputs.call import Problem
 from ..results import ContextResult
 from . import additive_checks
-from .additive_checks import plain_step as _plain_step
+from .fast_path import plain_step as _plain_step
+from .prepare import prepare_additive, project
 from .prepared_keys import ProjectedKeys
 
 
@@ -121,10 +121,10 @@ def additive_attention(
         and type(num_heads) is int
         and num_heads == 1
     ):
-        arguments = _plain_step(query, keys, v_a, values, threads)
-        if arguments is not None:
-            _additive(*arguments)
-            return ContextResult(arguments[5], arguments[6])
+        step = _plain_step(query, keys, v_a, values, threads)
+        if step is not None:
+            _additive(step)
+            return ContextResult(step.output, step.weights)
     call = additive_checks.additive(
         query,
         keys,
@@ -177,7 +177,9 @@ def project_keys(
     >>> additive_attention(np.ones(5), prepared, np.ones((4, 5)), None, np.ones(4)).context
     array([1., 1.])
     """
-    return additive_checks.projected_keys(keys, U_a, config.resolve_threads(num_threads))
+    threads = config.resolve_threads(num_threads)
+    keys, U_a = additive_checks.check_keys(keys, U_a)
+    return ProjectedKeys(keys, project(keys, U_a), threads)
 
 
 def concat_attention(
@@ -236,7 +238,8 @@ def concat_attention(
     return _result(call)
 
 
-def _result(call: Problem) -> ContextResult:
+def _result(checked: additive_checks.CheckedAdditive) -> ContextResult:
     """Run a checked call."""
-    _additive(*call.arguments)
+    call = prepare_additive(checked)
+    _additive(call.core)
     return ContextResult(call.deliver(), call.weights)

@@ -19,7 +19,7 @@ from .backward_checks import (
     ClassicBackward,
     additive_backward,
     concat_backward,
-    multiplicative_backward,
+    luong_backward,
 )
 
 
@@ -191,7 +191,7 @@ def general_attention_backward(
     inputs = {"query": query, "keys": keys, "W": W, "values": values}
     given = grad_context, weights, grad_weights, needs, num_heads
     return GeneralGradients(
-        **_run(multiplicative_backward, ClassicBackward.multiplicative, given, num_threads, inputs)
+        **_run(luong_backward, ClassicBackward.luong, given, num_threads, inputs)
     )
 
 
@@ -227,9 +227,7 @@ def dot_attention_backward(
     """
     inputs = {"query": query, "keys": keys, "values": values}
     given = grad_context, weights, grad_weights, needs, 1
-    return DotGradients(
-        **_run(multiplicative_backward, ClassicBackward.multiplicative, given, num_threads, inputs)
-    )
+    return DotGradients(**_run(luong_backward, ClassicBackward.luong, given, num_threads, inputs))
 
 
 def _run(
@@ -242,5 +240,5 @@ def _run(
     """Check a call, run the core where anything is wanted of it, and finish what it left."""
     call = check(*given, resolve_threads(num_threads), inputs)
     if call.gradients:
-        _backward(*call.arguments)
+        _backward(call.core, call.given, call.wanted)
     return finish(call)

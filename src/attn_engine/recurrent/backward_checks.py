@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .._core import AdditiveCall
 from ..dot_product.backward_checks import check_needs, like_forward
 from ..inputs.arrays import (
     as_floats,
@@ -23,21 +24,44 @@ from ..inputs.arrays import (
 from ..linear import gradient_of_tokens, gradient_of_weight, sum_of_rows
 from ..shapes.words import Shape
 from . import additive_checks, checks
+from .additive_checks import CheckedAdditive
+from .checks import weights_shape
+from .fast_path import plain_step
+from .prepare import additive_projections, project
 
 ADDITIVE = ("query", "keys", "W_a", "U_a", "v_a", "values", "bias", "v_scale", "location")
 CONCAT = ("query", "keys", "W_c", "v", "values")
 GENERAL = ("query", "keys", "W", "values")
 DOT = ("query", "keys", "values")
-_TENSORS = ("query", "keys", "values", "v")  # of the core, which has them first
-_FORWARD_S = (None,) * 5  # of the core's arguments: exponentials, out, weights, mask, lengths
 _SLACK = 2.0**-5  # of weights, which 16 bits may have rounded
+
+
+class CoreGiven(NamedTuple):
+    """The weights, and gradients by the results, as the core reads them."""
+
+    grad_output: np.ndarray
+    weights: np.ndarray
+    grad_weights: np.ndarray | None
+
+
+class Wanted(NamedTuple):
+    """Zeros of the compute type that the core adds gradients to; None where none is wanted."""
+
+    query: np.ndarray | None
+    key: np.ndarray | None
+    value: np.ndarray | None
+    v: np.ndarray | None
 
 
 class ClassicBackward(NamedTuple):
     """A checked call: what the core takes, the gradients it adds to, and what was given."""
 
-    arguments: tuple
-    gradients: dict[str, np.ndarray]  # "query", "keys" (projected), "values", "v": as wanted
+    core: AdditiveCall  # the forward's
+    given: CoreGiven
+    wanted: Wanted
+    gradients: dict[
+        str, np.ndarray
+    ]  # those of `wanted`: "query", "keys" (projected), "values", "v": as wanted
     inputs: dict[str, Any]  # by the names of the result; None for what was not given
     needs: frozenset[str]
 
@@ -89,7 +113,7 @@ class ClassicBackward(NamedTuple):
             }
         )
 
-    def multiplicative(self) -> dict[str, np.ndarray | None]:
+    def luong(self) -> dict[str, np.ndarray | None]:
         """Gradients of `dot_attention`'s or `general_attention`'s arguments, after the core ran."""
         of, given = self.gradients, self.inputs
         query, W = of.get("query"), given.get("W")
@@ -143,24 +167,29 @@ def additive_backward(
     grad_context: Any, weights: Any, grad_weights: Any, needs: Any, num_heads: Any, threads: int,
     inputs: dict[str, Any],
 ) -> ClassicBackward:  # fmt: skip
-    """`additive_attention_backward`'s arguments, checked; raises all that it documents."""
+    """Check the arguments of `additive_attention_backward`; raise all that it documents."""
     needs = _needs_of(needs, ADDITIVE, inputs)
-    forward = _plain_forward(inputs, num_heads, threads)
-    if forward is None:
-        inputs = as_arrays(inputs, without=("v_scale",))
-        forward = additive_checks.additive(
-            **inputs, mask=None, key_lengths=None, num_heads=num_heads, out=None, threads=threads
-        ).arguments
     wanted = {
         "query": needs & {"query", "W_a", "bias"},
         "keys": needs & {"keys", "U_a", "location"},
         "v": needs & {"v_a", "v_scale"},
     }
-    return _of_additive(forward, grad_context, weights, grad_weights, wanted, inputs, needs)
+    given = grad_context, weights, grad_weights
+    core = _plain_core(inputs, num_heads, threads)
+    if core is not None:
+        rows, dtype = core.query.shape[:-1], core.query.dtype
+        shapes = (*rows, core.value.shape[-1]), (*rows, core.key.shape[-2])
+        given = check_cotangents(*shapes, core.key.ndim == 3, dtype, *given)
+        return _core_call(core, CoreGiven(*_as_read(*given)), wanted, inputs, needs)
+    inputs = as_arrays(inputs, without=("v_scale",))
+    forward = additive_checks.additive(
+        **inputs, mask=None, key_lengths=None, num_heads=num_heads, out=None, threads=threads
+    )
+    return _of_additive(forward, given, wanted, inputs, needs)
 
 
-def _plain_forward(inputs: dict[str, Any], num_heads: Any, threads: int) -> tuple | None:
-    """What `plain_step` makes of projected arrays, if they are all there is."""
+def _plain_core(inputs: dict[str, Any], num_heads: Any, threads: int) -> AdditiveCall | None:
+    """What the core reads if projected arrays are all there is and nothing is unusual."""
     keys, values = inputs["keys"], inputs["values"]
     if (
         inputs["W_a"] is inputs["U_a"] is inputs["bias"] is None
@@ -170,7 +199,7 @@ def _plain_forward(inputs: dict[str, Any], num_heads: Any, threads: int) -> tupl
         and num_heads == 1
     ):
         values = keys if values is None else values
-        return additive_checks.plain_step(inputs["query"], keys, inputs["v_a"], values, threads)
+        return plain_step(inputs["query"], keys, inputs["v_a"], values, threads, room=False)
     return None
 
 
@@ -178,18 +207,19 @@ def concat_backward(
     grad_context: Any, weights: Any, grad_weights: Any, needs: Any, num_heads: Any, threads: int,
     inputs: dict[str, Any],
 ) -> ClassicBackward:  # fmt: skip
-    """`concat_attention_backward`'s arguments, checked; raises all that it documents."""
+    """Check the arguments of `concat_attention_backward`; raise all that it documents."""
     needs = _needs_of(needs, CONCAT, inputs)
     inputs = as_arrays(inputs)
     forward = additive_checks.concat(
         **inputs, mask=None, key_lengths=None, num_heads=num_heads, out=None, threads=threads
-    ).arguments
+    )
     wanted = {
         "query": needs & {"query", "W_c"},
         "keys": needs & {"keys", "W_c"},
         "v": needs & {"v"},
     }
-    return _of_additive(forward, grad_context, weights, grad_weights, wanted, inputs, needs)
+    given = grad_context, weights, grad_weights
+    return _of_additive(forward, given, wanted, inputs, needs)
 
 
 def _needs_of(needs: Any, names: tuple[str, ...], inputs: dict[str, Any]) -> frozenset[str]:
@@ -206,23 +236,26 @@ def as_arrays(inputs: dict[str, Any], without: Iterable[str] = ()) -> dict[str, 
 
 
 def _of_additive(
-    forward: tuple,
-    grad_context: Any,
-    weights: Any,
-    grad_weights: Any,
+    forward: CheckedAdditive,
+    given: tuple[Any, Any, Any],
     wanted: dict[str, frozenset[str]],
     inputs: dict[str, Any],
     needs: frozenset[str],
 ) -> ClassicBackward:
-    """The core's call, from that of a checked forward."""
-    output, made, dtype = forward[5], forward[6], native(inputs["query"].dtype)
-    shapes, batched = (output.shape, made.shape), np.ndim(inputs["keys"]) == 3
-    given = check_cotangents(*shapes, batched, dtype, grad_context, weights, grad_weights)
-    given = tuple(None if x is None else raw(x) for x in _as_read(*given))
-    return _core_call((*forward[:4], *_FORWARD_S, *forward[9:]), given, wanted, inputs, needs)
+    """The core's call, from a checked forward."""
+    s, heads = forward.states, forward.heads
+    dtype = native(s.query.dtype)
+    given = check_cotangents(forward.shape, weights_shape(s, heads), bool(s.batch), dtype, *given)
+    given = CoreGiven(*(None if x is None else raw(x) for x in _as_read(*given)))
+    query, keys = additive_projections(forward)
+    core = AdditiveCall(
+        query, keys, raw(walkable(s.values)), forward.v, None, None, dtype_code(dtype),
+        forward.threads, heads=heads,
+    )  # fmt: skip
+    return _core_call(core, given, wanted, inputs, needs)
 
 
-def multiplicative_backward(
+def luong_backward(
     grad_context: Any, weights: Any, grad_weights: Any, needs: Any, num_heads: Any, threads: int,
     inputs: dict[str, Any],
 ) -> ClassicBackward:  # fmt: skip
@@ -234,22 +267,22 @@ def multiplicative_backward(
         forward = checks.general(**inputs, num_heads=num_heads, **options)
     else:
         forward = checks.dot(**inputs, **options)
-    query, keys = inputs["query"], inputs["keys"]
-    values = keys if inputs["values"] is None else inputs["values"]
-    dtype, compute = native(query.dtype), compute_type(query.dtype)
-    shapes = forward.output.shape, forward.weights.shape
-    given = check_cotangents(*shapes, keys.ndim == 3, dtype, grad_context, weights, grad_weights)
-    given = tuple(None if x is None else x.astype(compute, copy=False) for x in _as_read(*given))
-    projected = checks.project(query, inputs["W"].T if "W" in inputs else None)
-    tensors = (walkable(x, compute) for x in (projected, keys, values))
-    arguments = (*tensors, None, *_FORWARD_S, dtype_code(compute), num_heads, threads)
+    s, heads = forward.states, forward.heads
+    dtype, compute = native(s.query.dtype), compute_type(s.query.dtype)
+    given = grad_context, weights, grad_weights
+    given = check_cotangents(forward.shape, weights_shape(s, heads), bool(s.batch), dtype, *given)
+    given = (None if x is None else x.astype(compute, copy=False) for x in _as_read(*given))
+    tensors = (walkable(x, compute) for x in (project(s.query, forward.matrix), s.keys, s.values))
+    core = AdditiveCall(
+        *tensors, None, None, None, dtype_code(compute), forward.threads, heads=heads
+    )
     wanted = {"query": needs & {"query", "W"}, "keys": needs & {"keys"}}
-    return _core_call(arguments, given, wanted, inputs, needs)
+    return _core_call(core, CoreGiven(*given), wanted, inputs, needs)
 
 
 def _core_call(
-    forward: tuple,
-    given: tuple,
+    core: AdditiveCall,
+    given: CoreGiven,
     wanted: dict[str, frozenset[str]],
     inputs: dict[str, Any],
     needs: frozenset[str],
@@ -257,13 +290,10 @@ def _core_call(
     """The core's call, with zeros for what it is to add to."""
     wanted["values"] = needs & {"keys" if inputs["values"] is None else "values"}
     compute = compute_type(inputs["query"].dtype)
-    gradients = {
-        name: np.zeros(x.shape, compute)
-        for name, x in zip(_TENSORS, forward, strict=False)
-        if wanted.get(name)
-    }
-    arguments = (forward, given, tuple(map(gradients.get, _TENSORS)))
-    return ClassicBackward(arguments, gradients, inputs, needs)
+    arrays = {"query": core.query, "keys": core.key, "values": core.value, "v": core.v}
+    gradients = {name: np.zeros(x.shape, compute) for name, x in arrays.items() if wanted.get(name)}
+    room = Wanted(*(gradients.get(name) for name in arrays))
+    return ClassicBackward(core, given, room, gradients, inputs, needs)
 
 
 def check_cotangents(

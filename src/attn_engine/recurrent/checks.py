@@ -1,28 +1,15 @@
-"""Checks and error messages of the attentions of recurrent networks, and the problems of Luong's.
+"""Check the arguments of the attentions of recurrent networks; nothing is made here.
 
-What comes out is what the compiled core takes. Words for axes are those of that literature: T_dec
-decoder states of size d_s, T_enc encoder states of size d_h, d_attn between them. A query with one
-axis less than the keys is one decoder step.
+Words for axes are those of that literature: T_dec decoder states of size d_s, T_enc encoder states
+of size d_h, d_attn between them. A query with one axis less than the keys is one decoder step.
 """
 
-from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._core import UNBOUNDED
-from ..inputs.arrays import (
-    as_floats,
-    as_mask,
-    check_same_dtype,
-    compute_type,
-    dtype_code,
-    native,
-    prepared_mask,
-    raw,
-    walkable,
-)
-from ..inputs.call import Problem, check_out, destination
+from ..inputs.arrays import as_floats, as_mask, check_same_dtype, native
+from ..inputs.call import Sizes, check_out
 from ..inputs.options import check_count, check_lengths
 from ..shapes.recurrent import DOT, GENERAL, Score, check_states
 from ..shapes.single import wrong_shape
@@ -83,20 +70,6 @@ def states(
     return States(query, keys, values, batch, query.shape[len(batch) : -1], n_kv), arrays
 
 
-def project(array: np.ndarray, matrix: np.ndarray | None) -> np.ndarray:
-    """`array` @ matrix^T in the compute type; just that type without a matrix."""
-    compute = compute_type(array.dtype)
-    if matrix is None:
-        return walkable(array, compute)
-    array = array.astype(compute, copy=False)
-    *leading, d = array.shape
-    if len(leading) > 1 and leading[0] > 1:  # one product is faster than one for each entry
-        array = array.reshape(prod(leading), d)
-    with np.errstate(all="ignore"):  # padding may hold anything, infinities included
-        projected = array @ matrix.T.astype(compute, copy=False)
-    return projected.reshape(*leading, len(matrix))
-
-
 def check_mask(mask: Any, s: States) -> np.ndarray | None:
     """A mask in one of the shapes there are, as (batch or 1, T_dec or 1, T_enc)."""
     if mask is None:
@@ -140,12 +113,45 @@ def weights_shape(s: States, heads: int) -> Shape:
     return (*s.batch, *((heads,) if heads > 1 else ()), *s.steps, s.n_kv)
 
 
+class CheckedLuong(NamedTuple):
+    """A call of `dot_attention` or `general_attention` that is right; nothing is made yet."""
+
+    states: States
+    matrix: np.ndarray | None  # what the query is multiplied by, transposed
+    heads: int
+    mask: np.ndarray | None
+    lengths: np.ndarray | None
+    out: np.ndarray | None
+    threads: int
+
+    @property
+    def shape(self) -> Shape:
+        """The context's shape."""
+        return self.states.context_shape
+
+    @property
+    def axes(self) -> str:
+        """The words for it."""
+        return self.states.context_axes
+
+    @property
+    def sizes(self) -> Sizes:
+        """How much there is of everything, for the core."""
+        return sizes_of(self.states, self.states.keys.shape[-1], self.heads)
+
+
+def sizes_of(s: States, d: int, heads: int) -> Sizes:
+    """How much there is of everything, for the core, with rows of d numbers that are scored."""
+    batch, n_q = (*s.batch, 1)[0], (*s.steps, 1)[0]
+    return Sizes(batch, heads, heads, n_q, s.n_kv, d // heads, s.values.shape[-1] // heads)
+
+
 def dot(
     query: Any, keys: Any, values: Any, *, mask: Any, key_lengths: Any, out: Any, threads: int
-) -> Problem:
-    """`dot_attention`'s arguments, checked; raises all that it documents."""
+) -> CheckedLuong:
+    """Check the arguments of `dot_attention`; raise all that it documents."""
     s, _ = states(query, keys, values, DOT, {}, mask=mask, key_lengths=key_lengths)
-    return _multiplicative(s, None, 1, mask, key_lengths, out, threads)
+    return _luong(s, None, 1, mask, key_lengths, out, threads)
 
 
 def general(
@@ -159,15 +165,15 @@ def general(
     num_heads: Any,
     out: Any,
     threads: int,
-) -> Problem:
-    """`general_attention`'s arguments, checked; raises all that it documents."""
+) -> CheckedLuong:
+    """Check the arguments of `general_attention`; raise all that it documents."""
     beside = {"mask": mask, "key_lengths": key_lengths}
     s, matrices = states(query, keys, values, GENERAL, {"W": W}, **beside)
     heads = check_heads(num_heads, d_h=s.keys.shape[-1], d_v=s.values.shape[-1])
-    return _multiplicative(s, matrices["W"].T, heads, mask, key_lengths, out, threads)
+    return _luong(s, matrices["W"].T, heads, mask, key_lengths, out, threads)
 
 
-def _multiplicative(
+def _luong(
     s: States,
     matrix: np.ndarray | None,
     heads: int,
@@ -175,36 +181,12 @@ def _multiplicative(
     key_lengths: Any,
     out: Any,
     threads: int,
-) -> Problem:
-    """Unscaled dot products of the query, or of its projection, with the keys.
-
-    A projection stays in the compute type, and with it all that the core reads and writes.
-    """
-    dtype, shape = native(s.query.dtype), s.context_shape
+) -> CheckedLuong:
+    """Check what both have."""
     mask = check_mask(mask, s)
     lengths = check_key_lengths(key_lengths, s)
     if out is not None:
         inputs = {"query": s.query, "keys": s.keys, "values": s.values, "mask": mask, "W": matrix}
-        check_out(out, shape, dtype, inputs, s.context_axes)
-
-    computed = dtype if matrix is None else compute_type(dtype)
-    batch, n_q = s.batch or (1,), s.steps or (1,)
-    query = s.query if matrix is None else project(s.query, matrix)
-    tensors = [
-        raw(walkable(x, computed)).reshape(*batch, *n, heads, x.shape[-1] // heads)
-        for x, n in ((query, n_q), (s.keys, (s.n_kv,)), (s.values, (s.n_kv,)))
-    ]
-    core_shape = (*batch, *n_q, heads, shape[-1] // heads)
-    if computed == dtype:
-        output, target, spill = destination(out, shape, dtype, core_shape)
-    else:
-        output, target, _ = destination(None, shape, computed, core_shape)
-        spill = np.empty(shape, dtype) if out is None else out
-    weights = np.empty((*batch, heads, *n_q, s.n_kv), computed)
-    if mask is not None:
-        mask = prepared_mask(mask[:, None], compute_type(dtype))
-    arguments = (
-        *tensors, raw(target), raw(weights), None, mask, None, None, lengths, None,
-        1.0, 0, UNBOUNDED, UNBOUNDED, dtype_code(computed), True, threads, None,
-    )  # fmt: skip
-    return Problem(arguments, output, weights.reshape(weights_shape(s, heads)), None, spill)
+        inputs["key_lengths"] = key_lengths
+        check_out(out, s.context_shape, native(s.query.dtype), inputs, s.context_axes)
+    return CheckedLuong(s, matrix, heads, mask, lengths, out, threads)

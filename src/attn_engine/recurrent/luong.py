@@ -8,9 +8,9 @@ from numpy.typing import ArrayLike
 from .._core import attend as _attend
 from ..config import resolve_threads
 from ..inputs.arrays import rounded_to
-from ..inputs.call import Problem
 from ..results import ContextResult
 from . import checks
+from .prepare import prepare_luong
 
 
 def dot_attention(
@@ -134,8 +134,9 @@ def general_attention(
     return _result(call)
 
 
-def _result(call: Problem) -> ContextResult:
+def _result(checked: checks.CheckedLuong) -> ContextResult:
     """Run a checked call; results of 16-bit inputs are rounded if they were computed wider."""
-    _attend(*call.arguments)
+    call = prepare_luong(checked)
+    _attend(call.core)
     context = call.deliver()
     return ContextResult(context, rounded_to(call.weights, context.dtype))

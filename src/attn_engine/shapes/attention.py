@@ -6,9 +6,9 @@ from functools import cache
 from typing import Any
 
 from .rewrites import Words
-from .search import Call
-from .signature import Form, Sizes, shapes_of
-from .words import Axes, Shape, ShapeError, axes_of, batch_words, fit, in_words
+from .search import ShapeProblem
+from .signature import Signature, Sizes, shapes_of
+from .words import Axes, Shape, ShapeError, batch_words, fitted, in_words
 
 _EXCHANGES = [("key", "value"), ("query", "key")]
 _COLUMNS = {
@@ -29,14 +29,14 @@ _ADVICE = {
 
 
 def check_shapes(
-    query: Shape, key: Shape, value: Shape, bshd: bool, enable_gqa: bool, beside: Mapping[str, Any]
-) -> tuple[Axes, int]:
-    """Query's axes and n_kv; ShapeError unless all shapes fit together, nothing is broadcast.
+    query: Shape, key: Shape, value: Shape, bshd: bool, enable_gqa: bool, options: Any = None
+) -> tuple[Axes, Axes]:
+    """Query's axes and key's; ShapeError unless all shapes fit together, nothing is broadcast.
 
-    Masks and lengths `beside` them only say which of several fixes is meant.
+    Masks and lengths among the options only say which of several fixes is meant.
     """
-    if fit(query, key, value, bshd, enable_gqa):
-        return axes_of(query, bshd), axes_of(key, bshd).n
+    if axes := fitted(query, key, value, bshd, enable_gqa):
+        return axes
     shapes = {"query": query, "key": key, "value": value}
     ranks = [len(shape) for shape in shapes.values() if len(shape) > 1]
     ranks = [rank for rank, _ in Counter(ranks).most_common()] or [2]
@@ -49,28 +49,30 @@ def check_shapes(
     ]
     # What two of three tensors have is more likely right than what one has.
     forms = [f._replace(cost=f.cost + 1.5 * (len(f.axes["key"]) != ranks[0])) for f in forms]
-    call = Call(shapes, forms, exchanges=_EXCHANGES, advice=_ADVICE)
+    call = ShapeProblem(shapes, forms, exchanges=_EXCHANGES, advice=_ADVICE)
+    names = ("attn_mask", "key_lengths", "query_lengths")
+    beside = {name: getattr(options, name, None) for name in names}
     raise call._replace(beside=shapes_of(beside)).error()
 
 
 def check_packed(
     query: Shape, key: Shape, value: Shape, enable_gqa: bool, totals: Sizes
-) -> tuple[Axes, int]:
+) -> tuple[Axes, Axes]:
     """The same for packed sequences, (total, heads, d), whose totals may be known."""
-    fits = len(query) == 3 and fit(query, key, value, True, enable_gqa)
+    fits = fitted(query, key, value, True, enable_gqa) if len(query) == 3 else None
     if fits and totals.items() <= {"total_q": query[0], "total_k": key[0]}.items():
-        return axes_of(query, True), key[0]
+        return fits
     shapes = {"query": query, "key": key, "value": value}
     forms = [
         _form(3, True, _options(True, enable_gqa, False, gqa), gqa, ("total_q", "total_k"))
         for gqa in (False, True)
     ]
-    call = Call(shapes, forms, totals, "cu_seqlens", _EXCHANGES, advice=_ADVICE)
+    call = ShapeProblem(shapes, forms, totals, "cu_seqlens", _EXCHANGES, advice=_ADVICE)
     if error := call.repaired():
         raise error
     if not fits:
         raise call._replace(sizes={}).error()
-    return axes_of(query, True), key[0]  # what is wrong is how cu_seqlens end
+    return fits  # what is wrong is how cu_seqlens end
 
 
 def _options(bshd: bool, enable_gqa: bool, other: bool, gqa: bool) -> dict[str, Any]:
@@ -81,7 +83,7 @@ def _options(bshd: bool, enable_gqa: bool, other: bool, gqa: bool) -> dict[str, 
 
 def _form(
     rank: int, bshd: bool, options: dict[str, Any], gqa: bool, lengths: Words = ("n_q", "n_kv")
-) -> Form:
+) -> Signature:
     """Axes of so many, heads shared among query heads or as many of each."""
     axes = {}
     for name, heads, n, d in (
@@ -94,7 +96,7 @@ def _form(
     scores = (*batch_words(rank - 3), *("n_heads",) * (rank > 2), *lengths)
     entries = (scores[:-3],)
     passed = [f'{n}="{v}"' if isinstance(v, str) else f"{n}={v}" for n, v in options.items()]
-    return Form(
+    return Signature(
         axes,
         {} if gqa else {"n_kv_heads": "n_heads"},
         options,
@@ -118,7 +120,7 @@ def shared_heads(sizes: Sizes) -> Sizes | None:
 
 
 @cache
-def _projections(rank: int, n_heads: int, n_kv_heads: int) -> tuple[Form, ...]:
+def _projections(rank: int, n_heads: int, n_kv_heads: int) -> tuple[Signature, ...]:
     """Forms of self-attention over x of so many axes, or of one less."""
 
     def split(sizes: Sizes) -> Sizes | None:
@@ -135,14 +137,15 @@ def _projections(rank: int, n_heads: int, n_kv_heads: int) -> tuple[Form, ...]:
     matrices = {name: ("d_model", word) for name, word in _COLUMNS.items()}
     ranks = dict.fromkeys((max(rank, 2), max(rank - 1, 2)))
     return tuple(
-        Form(matrices | {"x": (*batch_words(n - 2), "n", "d_model")}, rule=split) for n in ranks
+        Signature(matrices | {"x": (*batch_words(n - 2), "n", "d_model")}, rule=split)
+        for n in ranks
     )
 
 
 def check_projections(shapes: Mapping[str, Shape], n_heads: int, n_kv_heads: int) -> None:
     """Raise ShapeError unless x times all matrices is possible and can be split into heads."""
     advice = {_COLUMNS["W_k"]: "W_k is (d_model, num_kv_heads * d_qk), {n} columns"}
-    call = Call(
+    call = ShapeProblem(
         shapes, _projections(len(shapes["x"]), n_heads, n_kv_heads), {"heads": n_heads},
         parameters=("W_v", "W_k", "W_q"), advice=advice,
     )  # fmt: skip
@@ -158,7 +161,7 @@ def check_projections(shapes: Mapping[str, Shape], n_heads: int, n_kv_heads: int
     raise call.error()
 
 
-def _check_turned(call: Call, repaired: ShapeError | None) -> None:
+def _check_turned(call: ShapeProblem, repaired: ShapeError | None) -> None:
     """Raise ShapeError if all matrices fit turned, as in torch.nn.Linear, though x may fit too."""
     turned = {name: call.shapes[name][::-1] for name in _COLUMNS}
     if repaired and repaired.tensor == "x" and call._replace(shapes=call.shapes | turned).fits():
@@ -210,13 +213,13 @@ def _check_columns(shapes: Mapping[str, Shape], heads: tuple[int, int, int]) -> 
 
 
 @cache
-def _layer(batch_first: bool) -> tuple[Form, ...]:
+def _layer(batch_first: bool) -> tuple[Signature, ...]:
     """Forms of the inputs of a layer: with a batch, without one, and in the other layout."""
 
-    def form(*leading: str, **options: Any) -> Form:
+    def form(*leading: str, **options: Any) -> Signature:
         """Tensors with these axes before the features."""
         lengths = zip(("query", "key", "value"), ("n_q", "n_kv", "n_kv"), _FEATURES, strict=True)
-        return Form(
+        return Signature(
             {name: (*(n if w == "n" else w for w in leading), d) for name, n, d in lengths},
             beside={
                 "key_padding_mask": [(*("batch",) * (len(leading) > 1), "n_kv")],
@@ -246,6 +249,6 @@ def check_layer(
     forms, sizes = _layer(batch_first), dict(zip(_FEATURES, features, strict=True))
     if len(shapes["query"]) == 2:
         forms = (forms[1], forms[0], forms[2])
-    call = Call(shapes, forms, sizes, "the layer", advice=_OF_LAYERS)
+    call = ShapeProblem(shapes, forms, sizes, "the layer", advice=_OF_LAYERS)
     if not call.fits():
         raise call._replace(beside=shapes_of(beside)).error()

@@ -10,8 +10,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from .rewrites import Words
-from .search import Call
-from .signature import Form, Sizes, shapes_of
+from .search import ShapeProblem
+from .signature import Signature, Sizes, shapes_of
 from .words import Shape, ShapeError
 
 # Axes of query and keys before their features, by how many there are with these.
@@ -34,7 +34,7 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 class Score(NamedTuple):
     """What a score function asks of its arguments."""
 
-    forms: Mapping[tuple[int, int], Form]  # by the axes of query and keys
+    forms: Mapping[tuple[int, int], Signature]  # by the axes of query and keys
     blamed: Sequence[str]  # whom to blame first
     advice: Mapping[str, str]
     fitting: set[tuple]  # shapes of late that fit: a decoder asks the same at every step
@@ -58,7 +58,7 @@ def _score(
         batch, keys_words = k[:-1], k[-1:]
         masks = (keys_words, (*batch, *keys_words), (*q, *keys_words))
         beside = {"mask": masks, "key_lengths": (batch,)}
-        forms[ranks] = Form(axes | matrices, beside=beside, **options)
+        forms[ranks] = Signature(axes | matrices, beside=beside, **options)
     return Score(forms, [*blamed, *matrices], advice, set())
 
 
@@ -101,8 +101,8 @@ def check_projection(keys: Shape, U_a: Shape | None) -> None:
     """ShapeError unless encoder states can be projected."""
     shapes = {"keys": keys} | ({} if U_a is None else {"U_a": U_a})
     axes = [("batch", "T_enc", "d_h"), ("T_enc", "d_h")]
-    forms = [Form({"keys": words, "U_a": ("d_attn", "d_h")}) for words in axes]
-    call = Call(shapes, forms, parameters=("U_a",))
+    forms = [Signature({"keys": words, "U_a": ("d_attn", "d_h")}) for words in axes]
+    call = ShapeProblem(shapes, forms, parameters=("U_a",))
     if not call.fits():
         raise call.error()
 
@@ -131,7 +131,7 @@ def check_states(
         return
     forms = [form for (_, n), form in score.forms.items() if "keys" in shapes or n == keys]
     exchanges = [("W_a", "U_a"), ("query", "keys")]
-    error = Call(
+    error = ShapeProblem(
         shapes, forms, sizes, "the projected keys", exchanges, score.blamed, score.advice,
         shapes_of(beside),
     ).error()  # fmt: skip

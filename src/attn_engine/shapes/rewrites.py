@@ -3,7 +3,7 @@
 A route only orders axes, adds or drops axes of 1, splits or joins neighbours that are one in memory
 (heads and d, batch and heads), or repeats what there is one of; so none mixes numbers of different
 axes. Its reading says what the axes of the tensor must be for the route to be right. Costs only
-rank routes: about 1 for each slip, more for those that are rare.
+rank rewrites: about 1 for each slip, more for those that are rare.
 """
 
 import re
@@ -21,7 +21,7 @@ ONE_STEP = {"n_q", "T_dec", "n_new"}  # axes that a single one may lack
 _MOST_AXES = 5  # whose orders are tried
 
 
-class Route(NamedTuple):
+class Rewrite(NamedTuple):
     """An expression for the tensor, the shape that it has, and the axes that the tensor has now."""
 
     cost: float
@@ -40,14 +40,14 @@ class _Arranged(NamedTuple):
     read: Callable[[Words], Words] = lambda order: order
 
 
-def routes(
+def rewrites(
     name: str, shape: Shape, axes: Words, sizes: Mapping[str, int], is_legal: bool = False
-) -> list[Route]:
+) -> list[Rewrite]:
     """Routes from a shape to axes of which some sizes are known, the likely ones first.
 
     `is_legal`: this number of axes would be right, were it not for the sizes.
     """
-    best: dict[str, Route] = {}
+    best: dict[str, Rewrite] = {}
     for arranged in (
         *_as_it_is(name, shape, axes),
         *_without_ones(name, shape, axes, is_legal),
@@ -228,7 +228,7 @@ def _may_be(word: str, n: int, wanted: int | None) -> bool:
     return wanted in (None, n) or (n == 1 and (is_batch(word) or is_heads(word)))
 
 
-def _finished(arranged: _Arranged, order: Words, axes: Words, sizes: Mapping[str, int]) -> Route:
+def _finished(arranged: _Arranged, order: Words, axes: Words, sizes: Mapping[str, int]) -> Rewrite:
     """Finish a candidate: reorder the axes, insert missing ones, repeat axes of size 1."""
     cost, code = arranged.cost + _disorder(order, arranged.axes), arranged.code
     there = [word for word in axes if word in order]
@@ -250,7 +250,7 @@ def _finished(arranged: _Arranged, order: Words, axes: Words, sizes: Mapping[str
             )
             n = wanted
         shape.append(n)
-    return Route(cost, code, tuple(shape), arranged.read(order))
+    return Rewrite(cost, code, tuple(shape), arranged.read(order))
 
 
 def _disorder(order: Words, likely: Words) -> float:

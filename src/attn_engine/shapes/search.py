@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, product
 from typing import NamedTuple
 
-from .rewrites import Route, Words, is_batch, is_heads, routes, sharing
-from .signature import Form, Sizes, no_rule
+from .rewrites import Rewrite, Words, is_batch, is_heads, rewrites, sharing
+from .signature import Signature, Sizes, no_rule
 from .words import Shape, ShapeError, in_words
 
 _MOST = 6.0  # what costs more is a guess
@@ -19,11 +19,11 @@ _AS_LIKELY = 0.5  # how much more another repair may cost that is told too
 _NO_BROADCAST = "take the entries that belong together, nothing is broadcast"
 
 
-class Call(NamedTuple):
+class ShapeProblem(NamedTuple):
     """The shapes of a call, and what is known of the sizes they should have."""
 
     shapes: Mapping[str, Shape]
-    forms: Sequence[Form]  # the first one is the caller's own, as strict as can be
+    forms: Sequence[Signature]  # the first one is the caller's own, as strict as can be
     sizes: Mapping[str, int] = {}
     source: str = ""  # who has these sizes
     exchanges: Sequence[tuple[str, str]] = ()  # often passed in each other's place, the first more
@@ -45,7 +45,7 @@ class Call(NamedTuple):
             for form in self.forms
         )
 
-    def without_rules(self) -> "Call":
+    def without_rules(self) -> "ShapeProblem":
         """The same where only equal words must have equal sizes."""
         return self._replace(forms=[form._replace(rule=no_rule) for form in self.forms])
 
@@ -59,11 +59,11 @@ class Call(NamedTuple):
         return self.repaired() or _contradicted(self) or _contradicted(self.without_rules())
 
 
-class _Repair(NamedTuple):
+class _Fix(NamedTuple):
     """What to write for each tensor that changes, what that leads to, and what must be true."""
 
     cost: float
-    form: Form
+    form: Signature
     code: dict[str, str]
     shapes: dict[str, Shape]
     readings: dict[str, Words]
@@ -100,7 +100,7 @@ class _Repair(NamedTuple):
         return " and ".join(f"{name} is {in_words(axes)}" for name, axes in readings.items())
 
 
-def _found(call: Call) -> list[_Repair]:
+def _found(call: ShapeProblem) -> list[_Fix]:
     """The likeliest repairs; more than one only if no size tells which is meant."""
     found = list(_exchanges(call))
     best = min((repair.cost for repair in found), default=_MOST - _AS_LIKELY)
@@ -113,14 +113,14 @@ def _found(call: Call) -> list[_Repair]:
                     if repair.cost <= best + _AS_LIKELY:
                         found.append(repair)
                         best = min(best, repair.cost)
-    likely: dict[str, _Repair] = {}
+    likely: dict[str, _Fix] = {}
     for repair in sorted(found, key=lambda repair: repair.cost):
         if repair.cost <= best + _AS_LIKELY:
             likely.setdefault(repair.fix, repair)
     return list(likely.values())[:3]
 
 
-def _exchanges(call: Call) -> Iterator[_Repair]:
+def _exchanges(call: ShapeProblem) -> Iterator[_Fix]:
     """Repairs in which two tensors take each other's place."""
     there = [pair for pair in call.exchanges if call.shapes.keys() >= set(pair)]
     for form in call.forms:
@@ -131,10 +131,12 @@ def _exchanges(call: Call) -> Iterator[_Repair]:
             if sizes is not None and (not turn or len(shapes[a]) == len(shapes[b]) == 2):
                 cost = 2.5 + unusual / 2 + form.cost + form.against(call.beside, sizes)
                 code = {a: b + turn, b: a + turn}
-                yield _Repair(cost + 2 * bool(turn), form, code, shapes, {a: form.axes[b][::step]})
+                yield _Fix(cost + 2 * bool(turn), form, code, shapes, {a: form.axes[b][::step]})
 
 
-def _changing(call: Call, form: Form, changed: tuple[str, ...], limit: float) -> Iterator[_Repair]:
+def _changing(
+    call: ShapeProblem, form: Signature, changed: tuple[str, ...], limit: float
+) -> Iterator[_Fix]:
     """Repairs that change exactly these tensors, and cost no more."""
     kept = {name: shape for name, shape in call.shapes.items() if name not in changed}
     sizes = form.with_tensors(kept, call.sizes)
@@ -142,7 +144,7 @@ def _changing(call: Call, form: Form, changed: tuple[str, ...], limit: float) ->
         if steps or form.options:
             shapes = kept | {name: route.shape for name, route in steps.items()}
             doubt = form.against(call.beside, form.with_tensors(shapes, call.sizes))
-            yield _Repair(
+            yield _Fix(
                 cost + form.cost + doubt + _doubt(call, form, steps),
                 form,
                 {name: route.code for name, route in steps.items()},
@@ -151,7 +153,7 @@ def _changing(call: Call, form: Form, changed: tuple[str, ...], limit: float) ->
             )
 
 
-def _doubt(call: Call, form: Form, steps: dict[str, Route]) -> float:
+def _doubt(call: ShapeProblem, form: Signature, steps: dict[str, Rewrite]) -> float:
     """What it costs to change all tensors, so that none is left to bear witness."""
     if len(steps) < max(len(call.shapes), 2):
         return 0
@@ -164,9 +166,9 @@ def _doubt(call: Call, form: Form, steps: dict[str, Route]) -> float:
 
 
 def _steps(
-    call: Call, form: Form, names: tuple[str, ...], sizes: Sizes, limit: float,
+    call: ShapeProblem, form: Signature, names: tuple[str, ...], sizes: Sizes, limit: float,
     taken: tuple[str, ...] = (),
-) -> Iterator[tuple[float, dict[str, Route]]]:  # fmt: skip
+) -> Iterator[tuple[float, dict[str, Rewrite]]]:  # fmt: skip
     """Routes for all these tensors that lead to shapes which fit, with what they cost together."""
     if not names:
         yield 0, {}
@@ -175,7 +177,7 @@ def _steps(
     shape, axes = call.shapes[name], form.axes[name]
     known = {w: n for w in axes if (n := form.size_of(w, sizes)) is not None}
     known |= {w: sizes[w] for w in ("heads", "d_qk") if w in sizes}
-    for route in routes(name, shape, axes, known, call.has_axes()):
+    for route in rewrites(name, shape, axes, known, call.has_axes()):
         slip = re.sub(rf"\b{name}\b|(?<=reshape)\(.*?\)", "", route.code)
         cost = 0.5 if slip in taken else route.cost  # the same slip again
         after = form.with_tensors({name: route.shape}, sizes)
@@ -185,7 +187,7 @@ def _steps(
             yield cost + more, {name: route} | steps
 
 
-def _repaired(call: Call, found: list[_Repair]) -> ShapeError:
+def _repaired(call: ShapeProblem, found: list[_Fix]) -> ShapeError:
     """The error with its repairs."""
     best = found[0]
     if names := [name for name in call.shapes if name in best.code]:
@@ -213,7 +215,9 @@ def _repaired(call: Call, found: list[_Repair]) -> ShapeError:
     )
 
 
-def _difference(call: Call, form: Form, tensor: str, right: Shape, changed: set[str]) -> str:
+def _difference(
+    call: ShapeProblem, form: Signature, tensor: str, right: Shape, changed: set[str]
+) -> str:
     """Where the shape of a tensor is not the right one, and who says so."""
     shape, words = call.shapes[tensor], form.axes[tensor]
     others = [f"{name} {other}" for name, other in call.shapes.items() if name != tensor]
@@ -242,7 +246,7 @@ def _difference(call: Call, form: Form, tensor: str, right: Shape, changed: set[
 
 
 def _who_says(
-    call: Call, form: Form, word: str, changed: set[str]
+    call: ShapeProblem, form: Signature, word: str, changed: set[str]
 ) -> tuple[str, str, Shape | None] | None:
     """Who has the size of an axis: an unchanged tensor, its word for the axis, its shape."""
     same = form.same.get(word, word)
@@ -257,7 +261,7 @@ def _who_says(
     return None
 
 
-def _clash(call: Call) -> tuple[str, str]:
+def _clash(call: ShapeProblem) -> tuple[str, str]:
     """The first tensor that does not go with those before it, and why."""
     form, sizes = call.forms[0], call.sizes
     for tensor, shape in call.shapes.items():
@@ -275,7 +279,7 @@ def _clash(call: Call) -> tuple[str, str]:
     return next(iter(call.shapes)), f"{next(iter(call.shapes))}: shapes do not fit ({shapes})"
 
 
-def _contradicted(call: Call) -> ShapeError | None:
+def _contradicted(call: ShapeProblem) -> ShapeError | None:
     """Which sizes contradict each other: as few tensors as can be are to have others."""
     order = [name for name in (*call.parameters, *reversed(call.shapes)) if name in call.shapes]
     order = list(dict.fromkeys(order))
@@ -297,7 +301,9 @@ def _contradicted(call: Call) -> ShapeError | None:
     return ShapeError(what, fix, tensor, call.shapes[tensor], right[tensor], axes, right)
 
 
-def _resized(call: Call, form: Form, changed: Sequence[str]) -> tuple[float, dict[str, Shape]]:
+def _resized(
+    call: ShapeProblem, form: Signature, changed: Sequence[str]
+) -> tuple[float, dict[str, Shape]]:
     """Right shapes for some tensors if the others are right, and how unlikely that is."""
     kept = {name: shape for name, shape in call.shapes.items() if name not in changed}
     sizes = form.with_tensors(kept, call.sizes)
@@ -320,7 +326,9 @@ def _resized(call: Call, form: Form, changed: Sequence[str]) -> tuple[float, dic
     return (99.0, {}) if sizes is None else (cost, right)
 
 
-def _advice(call: Call, form: Form, tensor: str, right: Shape, changed: set[str]) -> str:
+def _advice(
+    call: ShapeProblem, form: Signature, tensor: str, right: Shape, changed: set[str]
+) -> str:
     """What can be done where no change of axes helps."""
     shape, words = call.shapes[tensor], form.axes[tensor]
     if len(shape) != len(right):

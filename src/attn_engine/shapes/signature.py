@@ -21,7 +21,7 @@ def no_rule(sizes: Sizes) -> Sizes:
     return sizes
 
 
-class Form(NamedTuple):
+class Signature(NamedTuple):
     """Axes of the tensors of a call, by their words; those that are missing are not looked at."""
 
     axes: Mapping[str, Words]

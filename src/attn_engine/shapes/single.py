@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from itertools import permutations
 from math import prod
 
-from .rewrites import Route, Words, is_batch, is_heads, ordered, routes, sharing
+from .rewrites import Rewrite, Words, is_batch, is_heads, ordered, rewrites, sharing
 from .words import Shape, ShapeError, in_words, named_axes
 
 
@@ -18,7 +18,7 @@ def wrong_shape(
     found = [
         (route, axes)
         for axes, expected in right.items()
-        for route in routes(
+        for route in rewrites(
             name, shape, axes, dict(zip(axes, expected, strict=True)), len(shape) == len(axes)
         )
     ]
@@ -28,8 +28,10 @@ def wrong_shape(
     return ShapeError(what, otherwise, name, shape, expected, in_words(axes))
 
 
-def _by_routes(what: str, name: str, shape: Shape, found: list[tuple[Route, Words]]) -> ShapeError:
-    """The error with the likeliest of routes, and with others that are as likely."""
+def _by_routes(
+    what: str, name: str, shape: Shape, found: list[tuple[Rewrite, Words]]
+) -> ShapeError:
+    """The error with the likeliest of rewrites, and with others that are as likely."""
     found = sorted(found, key=lambda each: each[0].cost)
     route, axes = found[0]
     likely = [each for each in found if each[0].cost <= route.cost + 0.25][:3]
@@ -78,7 +80,7 @@ def check_broadcast(name: str, shape: Shape, onto: str, target: Shape, axes: Wor
 
 def _of_all_tokens(
     name: str, shape: Shape, target: Shape, cost: float
-) -> list[tuple[Route, Words]]:
+) -> list[tuple[Rewrite, Words]]:
     """The part of a square mask of all tokens that is for queries at their end."""
     (n_q, n_kv), n = target[-2:], shape[-1]
     if len(shape) < 2 or shape[-2] != n or not n_q <= n_kv <= n or n == n_q:
@@ -87,7 +89,7 @@ def _of_all_tokens(
     code = f"{name}[..., {rows}, {':' if n == n_kv else f':{n_kv}'}]"
     cut, axes = (*shape[:-2], n_q, n_kv), ("batch", "n_heads", "n_q", "n_kv")[-len(shape) :]
     reading = (*axes[:-2], "n_tokens", "n_tokens")
-    return [(Route(cost, code, cut, reading), axes)] if _broadcasts(cut, target) else []
+    return [(Rewrite(cost, code, cut, reading), axes)] if _broadcasts(cut, target) else []
 
 
 def _of_queries(
@@ -120,10 +122,10 @@ def _of_key_heads(
     what: str, name: str, shape: Shape, target: Shape, words: Words
 ) -> ShapeError | None:
     """The error about a mask of fewer heads, each of which is for as many heads of the query."""
-    if not words or len(shape) < 3 or not is_heads(words[-3]) or target[-3] % max(shape[-3], 1):
+    if min(len(words), len(shape)) < 3 or not is_heads(words[-3]):
         return None
     right = (*shape[:-3], target[-3], *shape[-2:])
-    if shape[-3] < 2 or not _broadcasts(right, target):
+    if shape[-3] < 2 or target[-3] % shape[-3] or not _broadcasts(right, target):
         return None
     code, axes = f"np.repeat({name}, {target[-3] // shape[-3]}, axis=-3)", words[-len(shape) :]
     reading = in_words((*axes[:-3], axes[-3].replace("heads", "kv_heads"), *axes[-2:]))
@@ -131,31 +133,34 @@ def _of_key_heads(
     return ShapeError(what, fix, name, shape, right, in_words(axes), code={name: code})
 
 
-def _to_broadcast(name: str, shape: Shape, target: Shape, words: Words) -> list[Route]:
+def _to_broadcast(name: str, shape: Shape, target: Shape, words: Words) -> list[Rewrite]:
     """Ways to an array that broadcasts; none stretches an axis that has another meaning."""
     if not words:
-        return [r for r in _squeezed(name, shape, len(target)) if _broadcasts(r.shape, target)]
-    found = list(_squeezed(name, shape, len(target)))
+        others = ("...",) if target else ()
+        found = _squeezed(name, shape, len(target), others)
+        return [r for r in found if _broadcasts(r.shape, target)]
+    found = list(_squeezed(name, shape, len(target), words))
     if len(shape) <= len(target):
         found += _placed(name, shape, words)
     if len(shape) == len(target) - 1 > 2 and shape[0] == prod(target[:2]):
         split = (*target[:2], *shape[1:])
         reading = (f"{words[0]} * {words[1]}", *words[2:])
-        found.append(Route(2, f"{name}.reshape{split}", split, reading))
+        found.append(Rewrite(2, f"{name}.reshape{split}", split, reading))
     keys = target[-1:]  # not to be stretched along: what is meant then is a mask of the queries
     return [r for r in found if r.shape[-1:] == keys and _broadcasts(r.shape, target)]
 
 
-def _squeezed(name: str, shape: Shape, rank: int) -> list[Route]:
+def _squeezed(name: str, shape: Shape, rank: int, words: Words) -> list[Rewrite]:
     """Axes of 1 in front, of which there are too many, dropped."""
     surplus = len(shape) - rank
     if surplus <= 0 or prod(shape[:surplus]) != 1:
         return []
     left = shape[surplus:]
-    return [Route(1, f"{name}.reshape{left}", left, ("1",) * surplus + ("",) * rank)]
+    code = f"{name}.reshape{left or '(())'}"
+    return [Rewrite(1, code, left, ("1",) * surplus + words)]
 
 
-def _placed(name: str, shape: Shape, words: Words) -> list[Route]:
+def _placed(name: str, shape: Shape, words: Words) -> list[Rewrite]:
     """The given axes in the places of others, in any order, with axes of 1 between them."""
     found = []
     for order in permutations(words, len(shape)):
@@ -172,7 +177,7 @@ def _placed(name: str, shape: Shape, words: Words) -> list[Route]:
         cost = turned + 0.5 * (len(new) - len(shape))
         cost += sum(1.5 for word in there if is_heads(word) and not any(map(is_batch, there)))
         if code != name:
-            found.append(Route(cost, code, new, order))
+            found.append(Rewrite(cost, code, new, order))
     return found
 
 

@@ -71,8 +71,9 @@ def axes_of(shape: Shape, bshd: bool) -> Axes:
     """The axes of a query, key or value of at least two."""
     if len(shape) == 2:
         return Axes((), 1, *shape)
-    *batch, heads, n, d = shape
-    return Axes(tuple(batch), n, heads, d) if bshd else Axes(tuple(batch), heads, n, d)
+    if bshd:
+        return Axes(shape[:-3], shape[-2], shape[-3], shape[-1])
+    return Axes(shape[:-3], shape[-3], shape[-2], shape[-1])
 
 
 def batch_words(n: int) -> tuple[str, ...]:
@@ -92,13 +93,17 @@ def named_axes(words: tuple[str, ...], rank: int) -> str:
     )
 
 
-def fit(query: Shape, key: Shape, value: Shape, bshd: bool, enable_gqa: bool) -> bool:
-    """Whether shapes of at least two axes go together; nothing is broadcast."""
+def fitted(
+    query: Shape, key: Shape, value: Shape, bshd: bool, enable_gqa: bool
+) -> tuple[Axes, Axes] | None:
+    """Axes of query and key if shapes of at least two axes go together; nothing is broadcast."""
     if not 1 < len(query) == len(key) == len(value):
-        return False
-    q, k, v = (axes_of(shape, bshd) for shape in (query, key, value))
+        return None
+    q, k = axes_of(query, bshd), axes_of(key, bshd)
     heads = q.heads == k.heads or (enable_gqa and k.heads > 0 and q.heads % k.heads == 0)
-    return heads and q.batch == k.batch and q.d == k.d and k[:3] == v[:3]
+    return (
+        (q, k) if heads and q.batch == k.batch and q.d == k.d and key[:-1] == value[:-1] else None
+    )
 
 
 def pieces(shape: Shape) -> Iterator[tuple[slice, ...]]:

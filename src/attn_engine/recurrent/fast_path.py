@@ -1,0 +1,48 @@
+"""The common step of additive attention, answered in a microsecond; checks do the rest."""
+
+from typing import Any
+
+import numpy as np
+
+from .._core import AdditiveCall
+from ..inputs.arrays import CODES, is_walkable
+from .prepared_keys import ProjectedKeys
+
+
+def plain_step(
+    query: Any, keys: Any, v_a: Any, values: Any, threads: int, room: bool = True
+) -> AdditiveCall | None:
+    """What the core reads if nothing is unusual about these projected arrays, else None.
+
+    Without `room` there is none for results, which a backward pass does not want.
+    """
+    exponentials = None
+    if type(keys) is ProjectedKeys:
+        exponentials = keys.exponentials
+        values = keys.keys if values is None else values
+        keys = keys.projected
+    elif values is None:
+        values = keys
+    if not type(query) is type(keys) is type(v_a) is type(values) is np.ndarray:
+        return None
+    dtype, shape, k_shape = query.dtype, query.shape, keys.shape
+    code, rank = CODES.get(dtype), len(k_shape)
+    if code is None or dtype.itemsize < 4 or not 1 < rank < 4:
+        return None
+    if not (
+        keys.dtype is v_a.dtype is values.dtype is dtype
+        and len(shape) in (rank, rank - 1)
+        and shape[: rank - 2] == k_shape[:-2]
+        and shape[-1:] == k_shape[-1:] == v_a.shape
+        and values.shape[:-1] == k_shape[:-1]
+        and v_a.flags.carray
+        and (query.flags.carray or is_walkable(query))
+        and (keys.flags.carray or is_walkable(keys))
+        and (values.flags.carray or is_walkable(values))
+    ):
+        return None
+    out = np.empty(shape[:-1] + values.shape[-1:], dtype) if room else None
+    weights = np.empty(shape[:-1] + k_shape[-2:-1], dtype) if room else None
+    return AdditiveCall(
+        query, keys, values, v_a, out, weights, code, threads, exponentials=exponentials
+    )
