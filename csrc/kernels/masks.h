@@ -72,6 +72,12 @@ INLINE bool masks_hide(const masks *m, int64_t i0, int64_t i1, int64_t j0, int64
     return m->dense.kind != ATTN_MASK_NONE || m->segments.query || masks_cut(m, i0, i1, j0, j1);
 }
 
+/* What a distinct slice of the dense mask shows of a tile, for masks_view. */
+INLINE attn_tile_class masks_class(const attn_problem *p, int64_t slice, tile_view tile) {
+    const dense m = dense_of(&p->mask, slice / mask_heads(p), slice % mask_heads(p));
+    return class_of_view(dense_view(&m, tile), tile.i0, tile.j0);
+}
+
 /* The view of a tile, of whose keys the band shows some to some query; its first query lies in lane
  * 0. classes: of the dense mask, for the tile's block of keys, which begins at `corner`; or NULL, if
  * nobody has looked through it before. */

@@ -343,18 +343,16 @@ static void prepare(const attn_call *call, int64_t task) {
     const attn_problem *p = call->problem;
     const attn_plan *plan = call->plan;
     const int64_t slice = task / plan->q_blocks, i0 = task % plan->q_blocks * BLOCK_Q;
-    const dense mask = dense_of(&p->mask, slice / mask_heads(p), slice % mask_heads(p));
     attn_tile_class *out = (attn_tile_class *)call->shared + task * plan->key_blocks;
     _Static_assert(BLOCK_Q <= TILE_CLASS_MAX, "places in a block fit attn_tile_class");
     for (int64_t k = 0; k < plan->key_blocks; k++) {
         if (attn_should_stop(BLOCK_Q * plan->block_kv)) return;
         const int64_t j0 = (plan->first_block + k) * plan->block_kv;
-        const tile_view t =
-            dense_view(&mask, (tile_view){.i0 = i0,
-                                          .i1 = min_i(i0 + BLOCK_Q, p->n_q),
-                                          .j0 = j0,
-                                          .j1 = min_i(j0 + plan->block_kv, p->n_kv)});
-        out[k] = class_of_view(t, i0, j0);
+        const tile_view tile = {.i0 = i0,
+                                .i1 = min_i(i0 + BLOCK_Q, p->n_q),
+                                .j0 = j0,
+                                .j1 = min_i(j0 + plan->block_kv, p->n_kv)};
+        out[k] = masks_class(p, slice, tile);
     }
 }
 

@@ -55,10 +55,12 @@ KERNELS = sorted(path.name for path in CSRC.glob("kernels/*.c"))
 C_ROOMS = {
     "engine": {"engine/"},
     "vocabulary": {"vocabulary/", "engine/attn_engine.h", "engine/operands.h", "engine/watch.h"},
-    "kernels": {"kernels/", "vocabulary/", "engine/attn_engine.h", "engine/watch.h"},
+    "kernels": {
+        *("kernels/", "vocabulary/", "engine/attn_engine.h", "engine/visible.h"),
+        "engine/watch.h",
+    },
 }
-# The one file of the engine that asks the masks' integers, and those that know a plan.
-MASKS_OF_A_PLAN = "kernels/mask.h"
+# Files of kernels/ that know a plan.
 KNOW_THE_PLAN = ["query_block.h", *KERNELS]
 
 
@@ -133,8 +135,6 @@ def test_c_includes_run_one_way(room):
     """The engine sees no numbers, kernels see no threads, the vocabulary sees no plan."""
     for path in CSRC.glob(f"{room}/*.[ch]"):
         may = set(C_ROOMS[room])
-        if path.name == "plan.c":
-            may.add(MASKS_OF_A_PLAN)
         if path.name in KNOW_THE_PLAN:
             may.add("engine/internal.h")
         for included in re.findall(r'#include "([^"]+)"', code(path)):
@@ -149,6 +149,19 @@ def test_a_kernel_object_exports_its_descriptor_alone(name):
     exported = [line for line in outside.splitlines() if line and not line.startswith(local)]
     assert len(exported) == 1, exported
     assert exported[0].startswith(f"const attn_kernel ATTN_KERNEL({name.removesuffix('.c')})")
+
+
+@pytest.mark.parametrize("name", ["prefill.c", "decode.c", "backward.c", "backward_tile.h"])
+def test_kernels_know_masks_and_score_functions_by_their_interface_alone(name):
+    """A kernel that names one kind of mask would have to change for a new kind."""
+    masks = r"\b(?:segments|dense|band)_(?:view|apply\w*|full)\b|\bquery_segments\b"
+    scores = r"->softcap\b|\bscore\.(?:cap|slope)\b"
+    assert re.findall(f"{masks}|{scores}", code(CSRC / "kernels" / name)) == []
+
+
+def test_one_function_decides_which_kernel_a_call_runs():
+    compared = [p.name for p in C_FILES if re.search(r"[<>]=? DECODE_MAX_Q", code(p))]
+    assert compared == ["internal.h"]
 
 
 def test_every_exported_c_name_has_the_prefix():
