@@ -13,8 +13,9 @@
  *   masks_see_any             does a query see any of some keys?
  *
  * so that a mask is a field of `masks` and a line in each of these but the first two. A hidden
- * score becomes -inf, by selection and never by addition, so nothing that lies in a hidden slot (NaN
- * included) reaches a result. Backward takes a score of -inf for hidden and needs nothing else. */
+ * score becomes -inf, by selection and never by addition, so nothing that lies in a hidden slot
+ * (NaN included) reaches a result. Backward takes a score of -inf for hidden and needs nothing
+ * else. */
 #ifndef ATTN_MASKS_H
 #define ATTN_MASKS_H
 
