@@ -5,7 +5,8 @@
  *   segments  packed documents: query and key carry the same number
  *   slices    of the dense mask, whose elements are not looked at here
  *
- * A mask that leaves each row one interval of keys belongs into band_of, and every kernel has it. */
+ * A mask that leaves each row one interval of keys belongs into band_of, and every kernel has
+ * it. */
 #ifndef ATTN_VISIBLE_H
 #define ATTN_VISIBLE_H
 

@@ -1,5 +1,5 @@
-/* The dense mask of one batch entry and head: a bool or additive array, read where it lies through its
- * strides. Elements are taken as biases, which -inf alone hides by. */
+/* The dense mask of one batch entry and head: a bool or additive array, read where it lies through
+ * its strides. Elements are taken as biases, which -inf alone hides by. */
 #ifndef ATTN_DENSE_H
 #define ATTN_DENSE_H
 
@@ -104,8 +104,8 @@ INLINE tile_view view_of_class(attn_tile_class c, tile_view t, int64_t i0, int64
 
 /* ---- queries along the lanes ----------------------------------------------------------------- */
 
-/* How the elements of a run of keys are held for one vector of queries: bits of each query where the
- * mask is bool and dense along the keys, else biases, one vector per key. */
+/* How the elements of a run of keys are held for one vector of queries: bits of each query where
+ * the mask is bool and dense along the keys, else biases, one vector per key. */
 typedef enum dense_form { DENSE_NONE, DENSE_BITS, DENSE_BIASES } dense_form;
 
 typedef struct dense_run {

@@ -12,9 +12,10 @@
  *   lane_masks_apply          scores of one key, queries along the lanes
  *   masks_see_any             does a query see any of some keys?
  *
- * so that a mask is a field of `masks` and a line in each of these but the first two. A hidden score
- * becomes -inf, by selection and never by addition, so nothing that lies in a hidden slot (NaN
- * included) reaches a result. Backward takes a score of -inf for hidden and needs nothing else. */
+ * so that a mask is a field of `masks` and a line in each of these but the first two. A hidden
+ * score becomes -inf, by selection and never by addition, so nothing that lies in a hidden slot
+ * (NaN included) reaches a result. Backward takes a score of -inf for hidden and needs nothing
+ * else. */
 #ifndef ATTN_MASKS_H
 #define ATTN_MASKS_H
 
@@ -79,8 +80,8 @@ INLINE attn_tile_class masks_class(const attn_problem *p, int64_t slice, tile_vi
 }
 
 /* The view of a tile, of whose keys the band shows some to some query; its first query lies in lane
- * 0. classes: of the dense mask, for the tile's block of keys, which begins at `corner`; or NULL, if
- * nobody has looked through it before. */
+ * 0. classes: of the dense mask, for the tile's block of keys, which begins at `corner`; or NULL,
+ * if nobody has looked through it before. */
 INLINE tile_view masks_view(const masks *m, tile_view tile, const attn_tile_class *class,
                             int64_t corner) {
     tile_view t = tile;

@@ -3,8 +3,8 @@
  *   softcap   s = c tanh(s / c)
  *   ALiBi     s = s - slope |i + offset - j|        (Press et al. 2022)
  *
- * The kernels know them only as `score_fn`, so that a function is its parameter in attn_problem and in
- * score_fn, and its lines in score_of, score_apply and score_derivative. */
+ * The kernels know them only as `score_fn`, so that a function is its parameter in attn_problem
+ * and in score_fn, and its lines in score_of, score_apply and score_derivative. */
 #ifndef ATTN_SCORE_H
 #define ATTN_SCORE_H
 

@@ -1,4 +1,4 @@
-/* Register tiles and masks (tiles.h, masks.h) against plain loops. Compiled once per tier and dtype,
+/* Register tiles and masks (tiles.h, masks.h) against plain loops. Compiled per tier and dtype,
  * like a kernel. A number's bits must not depend on the tile it lies in, so each is also compared,
  * bit for bit, with chains of fused multiply-adds in index order. */
 #include "vocabulary/exp.h"
