@@ -70,7 +70,7 @@ class KVCache:
     ValueError
         Sizes that are not positive or do not fit together, a storage that does not exist.
     TypeError
-        An argument is of a wrong kind.
+        An argument has a wrong type.
     MemoryError
         More than the system can reserve.
 

@@ -28,7 +28,7 @@ def plain_attention(
     scale: Any,
     threads: int,
 ) -> AttentionCall | None:
-    """Return the core's call if the arguments are of the common kind, otherwise None."""
+    """Return the core's call for the most common arguments, otherwise None; never raise."""
     if type(query) is not _ndarray or CODES.get(query.dtype) != kind.plain_code:
         return None
     shape = query.shape
