@@ -1,4 +1,4 @@
-"""Say how a call will run, without running it."""
+"""`explain`: describe how a call would run, without running it."""
 
 import inspect
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from .recurrent.prepare import plan_additive, plan_luong
 
 
 def _attend(self: KVCache, query: Any, num_threads: Any, **options: Any) -> dict[str, Any]:
-    """Plan attention over what a cache holds."""
+    """Plan attention over the tokens of a cache."""
     threads = resolve_threads(num_threads)
     call = cache_checks.check(
         self._kind, self._state[0], query, AttentionOptions(**options), threads
@@ -34,7 +34,7 @@ def _layer(
     self: MultiheadAttention, query: Any, key: Any, value: Any, key_padding_mask: Any,
     attn_mask: Any, is_causal: Any, num_threads: Any, **shown: Any,
 ) -> dict[str, Any]:  # fmt: skip
-    """Plan attention within a layer; its products are made."""
+    """Plan attention within a layer; its linear projections are computed."""
     threads = resolve_threads(num_threads)
     masks = (key_padding_mask, attn_mask, is_causal)
     _, options, heads = self._prepared((query, key, value), masks, threads)
@@ -42,7 +42,7 @@ def _layer(
 
 
 def _planned(function: Callable, describe: Callable[[Any], dict[str, Any]]) -> Callable:
-    """Check a call of the function, and plan what comes out."""
+    """Return a function that checks a call and describes its plan."""
     return lambda **arguments: describe(checked(function, arguments))
 
 
@@ -61,18 +61,18 @@ _PLANS: dict[Callable, Callable[..., dict[str, Any]]] = {
 
 
 def explain(*arguments: Any, **options: Any) -> dict[str, Any]:
-    """Say how a call would run, without running it.
+    """Describe how a call would run, without running it.
 
-    ``explain(query, key, value, ...)`` is about `scaled_dot_product_attention`; any other function
-    comes first: ``explain(additive_attention, query, keys, ...)``.
+    ``explain(query, key, value, ...)`` is about `scaled_dot_product_attention`; pass any other
+    function first: ``explain(additive_attention, query, keys, ...)``.
 
     Parameters
     ----------
     *arguments, **options
         The function, one of `scaled_dot_product_attention`, `scaled_dot_product_attention_varlen`,
         `additive_attention`, `concat_attention`, `dot_attention`, `general_attention` and
-        `self_attention`, a `MultiheadAttention` or the method ``attend`` of a `KVCache` (the first
-        function if there is none), and the arguments of the call.
+        `self_attention`, a `MultiheadAttention` or the method ``attend`` of a `KVCache` (by default
+        the first of these), and then the arguments of the call.
 
     Returns
     -------
@@ -84,12 +84,12 @@ def explain(*arguments: Any, **options: Any) -> dict[str, Any]:
     Raises
     ------
     ValueError, TypeError
-        As the call would; TypeError for a function without a plan.
+        As by the call itself; TypeError for a function without a plan.
 
     Notes
     -----
-    Products with `W_a`, `U_a`, `W_c` and `W`, and those of a layer, which come before attention,
-    are made.
+    Products with `W_a`, `U_a`, `W_c` and `W`, and the projections of a layer, come before attention,
+    so they are computed.
 
     Examples
     --------
