@@ -49,11 +49,11 @@ def set_num_threads(num_threads: int | None) -> None:
 
     Notes
     -----
-    After a call the threads spin for about 30 us and then sleep. The import of the package sets this
-    for GCC's OpenMP runtime, unless the environment has ``GOMP_SPINCOUNT`` or
-    ``OMP_WAIT_POLICY``, and it applies to all users of that runtime in the process. If another library has loaded the
-    runtime before, threads spin for several ms by default, which slows down NumPy's products
-    between calls. Import attn_engine first, or set the variable.
+    After a call the threads spin for about 30 us and then sleep. The import of the package sets
+    this for GCC's OpenMP runtime, unless the environment has ``GOMP_SPINCOUNT`` or
+    ``OMP_WAIT_POLICY``, and it applies to all users of that runtime in the process. If another
+    library has loaded the runtime before, threads spin for several ms by default, which slows down
+    NumPy's products between calls. Import attn_engine first, or set the variable.
     """
     global chosen_threads
     if num_threads is not None:

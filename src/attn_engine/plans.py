@@ -88,8 +88,8 @@ def explain(*arguments: Any, **options: Any) -> dict[str, Any]:
 
     Notes
     -----
-    Products with `W_a`, `U_a`, `W_c` and `W`, and the projections of a layer, come before attention,
-    so they are computed.
+    Products with `W_a`, `U_a`, `W_c` and `W`, and the projections of a layer, are computed, because
+    they come before attention.
 
     Examples
     --------
