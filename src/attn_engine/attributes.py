@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-class Fact:
+class ReadOnly:
     """A read-only attribute: the field of the same name in the object's NamedTuple `_kind`."""
 
     def __set_name__(self, owner: type, name: str):
@@ -24,7 +24,7 @@ class Fact:
         )
 
 
-class Checked:
+class Validated:
     """An attribute that may be set at any time, to the value that `check(name, value)` returns."""
 
     def __init__(self, check: Callable[[str, Any], Any]):
