@@ -1,7 +1,7 @@
 # cython: language_level=3, freethreading_compatible=True
-"""The binding to the C engine, and the only file that touches it.
+"""The binding to the C engine: no other module calls the engine.
 
-Arrays come in as buffers, already checked. They fill C structs; a status becomes an exception."""
+It fills C structs from the buffers of checked arrays, and turns a status into an exception."""
 
 from cpython.buffer cimport PyBUF_STRIDES, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_SetName
@@ -23,7 +23,7 @@ UNBOUNDED = ATTN_UNBOUNDED
 GROUP = KEY_GROUP
 KEY_TILE = ATTN_KEY_TILE
 
-# Arrays of one call, in the order of attend's arguments.
+# Indices of the arrays of one call.
 cdef enum:
     QUERY, KEY, VALUE, OUT, WEIGHTS, LSE, MASK, MASK_OFFSETS, QUERY_LENGTHS, KEY_LENGTHS, OFFSETS
     SLOPES, SINKS, QUERY_SEGMENTS, KEY_SEGMENTS, QUERY_STARTS, KEY_STARTS
@@ -43,7 +43,7 @@ cdef void release(buffers *b) noexcept:
     cdef int i
     for i in range(BUFFERS):
         if b.view[i].itemsize:
-            PyBuffer_Release(&b.view[i])  # of the few that were filled
+            PyBuffer_Release(&b.view[i])  # only the buffers that were filled
 
 
 cdef int get(buffers *b, int which, object array, int flags) except -1:
@@ -57,7 +57,7 @@ cdef inline int64_t length(const Py_buffer *v, int from_end) noexcept:
 
 
 cdef inline int64_t step(const Py_buffer *v, int from_end) noexcept:
-    """Elements between neighbours along an axis; 0 for a broadcast or missing one."""
+    """Return an axis's stride in elements; 0 for a broadcast or missing axis."""
     if v.ndim < from_end or v.shape[v.ndim - from_end] == 1:
         return 0
     return v.strides[v.ndim - from_end] // v.itemsize
@@ -73,7 +73,7 @@ cdef attn_tensor tensor(const Py_buffer *v, bint bshd) noexcept:
 
 
 cdef attn_mask dense_mask(const Py_buffer *v, const Py_buffer *offsets) noexcept:
-    """(batch, n_heads, n_q, n_kv) or fewer axes; the offsets' buffer may be empty."""
+    """Return a mask of (batch, n_heads, n_q, n_kv) or fewer axes; offsets may be empty."""
     cdef attn_mask m
     m.kind = ATTN_MASK_BOOL if v.itemsize == 1 else ATTN_MASK_ADD
     m.data = v.buf
@@ -84,7 +84,7 @@ cdef attn_mask dense_mask(const Py_buffer *v, const Py_buffer *offsets) noexcept
 
 
 cdef class Limits:
-    """Which keys a query may see by position. See _core.pyi."""
+    """Limits on the positions of the keys that a query may see. See _core.pyi."""
 
     cdef readonly object query_lengths, key_lengths, offsets
     cdef readonly int64_t offset, left, right
@@ -98,7 +98,7 @@ cdef class Limits:
 
 
 cdef class Extras:
-    """What few calls have. See _core.pyi."""
+    """Rarely used arguments of a call. See _core.pyi."""
 
     cdef readonly object alibi_slopes, sinks, query_segments, key_segments
     cdef readonly object query_starts, key_starts
@@ -117,7 +117,7 @@ cdef class Extras:
 
 
 cdef class AttentionCall:
-    """What `attend`, `explain` and `backward` read, field by field. See _core.pyi."""
+    """A call of `attend`, `explain` or `backward`. See _core.pyi."""
 
     cdef readonly object query, key, value, output, weights, lse, mask, mask_offsets
     cdef readonly object pages, pools, sizes
@@ -141,7 +141,7 @@ cdef class AttentionCall:
 
 
 cdef int fill(attn_problem *p, buffers *b, AttentionCall call) except -1:
-    """A call as a problem; b holds the buffers it points into."""
+    """Fill a problem from a call; b holds the buffers that it points into."""
     get(b, QUERY, call.query, PyBUF_STRIDES)
     if call.pages is None:
         get(b, KEY, call.key, PyBUF_STRIDES)
@@ -157,7 +157,7 @@ cdef int fill(attn_problem *p, buffers *b, AttentionCall call) except -1:
     cdef Py_buffer *q = &b.view[QUERY]
     cdef Py_buffer *k = &b.view[KEY if call.pages is None else KEY_POOL]
     cdef Py_buffer *v = &b.view[VALUE if call.pages is None else VALUE_POOL]
-    cdef bint bshd = call.bshd and q.ndim != 2  # of one head the axis is not there
+    cdef bint bshd = call.bshd and q.ndim != 2  # two axes have no heads axis
     p.dtype, p.num_threads, p.scale = call.dtype, call.num_threads, call.scale
     if call.sizes is None:
         fill_sizes(p, q, k, v, bshd)
@@ -189,7 +189,7 @@ cdef int fill_limits(attn_problem *p, buffers *b, Limits limits) except -1:
 
 
 cdef int fill_extras(attn_problem *p, buffers *b, Extras extras) except -1:
-    """After the sizes are in place."""
+    """Fill the rarely used fields of a problem whose sizes are set."""
     get(b, SLOPES, extras.alibi_slopes, PyBUF_STRIDES)
     get(b, SINKS, extras.sinks, PyBUF_STRIDES)
     get(b, QUERY_SEGMENTS, extras.query_segments, PyBUF_STRIDES)
@@ -209,7 +209,7 @@ cdef int fill_extras(attn_problem *p, buffers *b, Extras extras) except -1:
 cdef void fill_sizes(
     attn_problem *p, const Py_buffer *q, const Py_buffer *k, const Py_buffer *v, bint bshd
 ) noexcept:
-    """Sizes from the axes of query, key and value."""
+    """Fill the sizes from the axes of query, key and value."""
     cdef int rows = 3 if bshd else 2, heads = 2 if bshd else 3
     p.batch = length(q, 4)
     p.n_heads, p.n_kv_heads = length(q, heads), length(k, heads)
@@ -218,7 +218,7 @@ cdef void fill_sizes(
 
 
 cdef int poll() noexcept with gil:
-    """Runs pending signal handlers; non-zero if one raised. The exception stays set."""
+    """Run pending signal handlers; return non-zero, with the exception set, if one raised."""
     return PyErr_CheckSignals()
 
 
@@ -252,7 +252,7 @@ def explain(AttentionCall call not None, bint weights):
     try:
         fill(&p, &b, call)
         if weights:
-            p.weights = &p  # a plan asks whether they are wanted, and reads none
+            p.weights = &p  # any non-NULL pointer: a plan only tests it
         attn_describe(&p, &d)
     finally:
         release(&b)

@@ -1,8 +1,8 @@
-"""Additive attention in the binding: a part of _core.pyx, which includes it."""
+"""The binding of additive attention, included by _core.pyx."""
 
 
 cdef attn_tensor rows_of(const Py_buffer *v, int64_t d, bint step_only) noexcept:
-    """(rows, heads * d), maybe with a batch axis in front; step_only: without the row axis."""
+    """Return a tensor ([batch,] rows, heads * d); step_only: the row axis is missing."""
     cdef attn_tensor t
     t.data = v.buf
     t.stride_batch = step(v, 2 if step_only else 3)
@@ -12,7 +12,7 @@ cdef attn_tensor rows_of(const Py_buffer *v, int64_t d, bint step_only) noexcept
 
 
 cdef class AdditiveCall:
-    """What `additive` and `explain_additive` read, field by field. See _core.pyi."""
+    """A call of `additive` or `explain_additive`. See _core.pyi."""
 
     cdef readonly object query, key, value, v, exponentials, output, weights, mask, key_lengths
     cdef readonly object sizes
@@ -29,7 +29,7 @@ cdef class AdditiveCall:
 
 
 cdef int fill_additive(attn_additive_problem *a, buffers *b, AdditiveCall call) except -1:
-    """A call as a problem; b holds the buffers it points into."""
+    """Fill a problem from a call; b holds the buffers that it points into."""
     get(b, QUERY, call.query, PyBUF_STRIDES)
     get(b, KEY, call.key, PyBUF_STRIDES)
     get(b, VALUE, call.value, PyBUF_STRIDES)

@@ -1,4 +1,4 @@
-"""The backward pass in the binding: a part of _core.pyx, which includes it."""
+"""The binding of the backward pass of attention, included by _core.pyx."""
 
 
 def backward(AttentionCall forward not None, given, sums, wanted):

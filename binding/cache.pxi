@@ -1,8 +1,8 @@
-"""A cache's pages as attend reads them, and append, which fills them."""
+"""The binding of caches, included by _core.pyx: the pages for attend, and append."""
 
 
 cdef int fill_cache(attn_cache *c, buffers *b, pages, pools) except -1:
-    """The table of pages, and the memory that they number."""
+    """Fill the page table and the pools of a cache."""
     get(b, KEY_POOL, pools.keys, PyBUF_STRIDES | PyBUF_WRITABLE)
     get(b, VALUE_POOL, pools.values, PyBUF_STRIDES | PyBUF_WRITABLE)
     get(b, KEY_SCALES, pools.key_scales, PyBUF_STRIDES | PyBUF_WRITABLE)

@@ -1,4 +1,4 @@
-"""Tensors of other libraries on the way in: a part of _core.pyx, which includes it."""
+"""The import of other libraries' tensors by DLPack, included by _core.pyx."""
 
 
 cdef struct dl_device:
@@ -31,7 +31,7 @@ cdef struct dl_managed_versioned:
 
 
 cdef class Exported:
-    """A foreign tensor's memory with the buffer protocol; gives it back when it dies."""
+    """The memory of another library's tensor, as a buffer; released when this object is."""
     cdef dl_managed *old
     cdef dl_managed_versioned *new
     cdef dl_tensor *tensor
@@ -65,7 +65,7 @@ cdef class Exported:
             self.new.deleter(self.new)
 
 
-# (type code, bits) of DLPack -> (NumPy's name, buffer format); bfloat16 travels as 16-bit integers.
+# (type code, bits) of DLPack -> (NumPy's name, buffer format); bfloat16 is passed as uint16.
 cdef dict DL_DTYPES = {
     (0, 8): ("int8", b"b"), (0, 16): ("int16", b"h"),
     (0, 32): ("int32", b"i"), (0, 64): ("int64", b"q"),
@@ -77,13 +77,13 @@ cdef dict DL_DTYPES = {
 
 
 def dlpack(tensor):
-    """The memory of a CPU tensor as (object with the buffer protocol, name of its dtype)."""
+    """Return the memory of a CPU tensor as (object with the buffer protocol, name of its dtype)."""
     cdef Exported e = Exported()
     cdef int64_t stride = 1
     cdef dl_tensor *t
     try:
         capsule = tensor.__dlpack__(max_version=(1, 0))
-    except TypeError:  # written before versions were
+    except TypeError:  # an exporter from before DLPack had versions
         capsule = tensor.__dlpack__()
     if PyCapsule_IsValid(capsule, b"dltensor_versioned"):
         e.new = <dl_managed_versioned *>PyCapsule_GetPointer(capsule, b"dltensor_versioned")

@@ -1,27 +1,27 @@
-"""Types of the compiled binding. Its arguments are checked before, by the checks of each family."""
+"""Types of the compiled binding. Its arguments are not checked here but by its callers."""
 
 from typing import Any
 
 import numpy as np
 
-# Storage types by code: ("f32", "f64", "f16", "bf16"), and those of a cache whose queries, outputs
-# and weights are float32: ("f32_f16", "f32_bf16", "f32_i8").
+# Storage types by code: ("f32", "f64", "f16", "bf16"), and for caches whose queries, outputs and
+# weights are float32: ("f32_f16", "f32_bf16", "f32_i8").
 DTYPES: tuple[str, ...]
 ISAS: tuple[str, ...]  # tiers compiled in, plainest first: ("scalar", "avx2", "avx512")
 version: str
 
 class Limits:
-    """Which keys a query may see by position.
+    """Limits on the positions of the keys that a query may see.
 
     Query i sees key j of batch entry b iff i < query_lengths[b], j < key_lengths[b] and
-    i + offset - left <= j <= i + offset + right, with offsets[b] for offset where they are given.
-    UNBOUNDED is no limit.
+    i + offset - left <= j <= i + offset + right, with offsets[b] in place of offset if given.
+    UNBOUNDED means no limit.
     """
 
     query_lengths: np.ndarray | None  # int64 (batch,)
     key_lengths: np.ndarray | None  # int64 (batch,)
     offsets: np.ndarray | None  # int64 (batch,): causal offset of each batch entry
-    offset: int  # that of all, when offsets is None
+    offset: int  # of all batch entries, if offsets is None
     left: int
     right: int
     def __init__(
@@ -35,7 +35,7 @@ class Limits:
     ) -> None: ...
 
 class Extras:
-    """What few calls have."""
+    """Rarely used arguments of a call."""
 
     softcap: float  # 0 = none
     alibi_slopes: np.ndarray | None  # compute type, C-contiguous (n_heads,) or (batch, n_heads)
@@ -44,8 +44,8 @@ class Extras:
     key_segments: np.ndarray | None  # int64 C-contiguous (batch, n_kv)
     dropout_p: float  # 0 = none
     dropout_seed: int  # in [0, 2**64)
-    # int64 (sequences + 1,): packed sequences, the arrays then being (rows, heads, d), bshd true
-    # and lse (n_heads, rows)
+    # int64 (sequences + 1,), only for packed sequences: then arrays are (rows, heads, d), bshd is
+    # true and lse is (n_heads, rows)
     query_starts: np.ndarray | None
     key_starts: np.ndarray | None
     def __init__(
@@ -62,7 +62,7 @@ class Extras:
     ) -> None: ...
 
 class AttentionCall:
-    """A call of attention, with what it reads and the room for what it writes."""
+    """A call of attention: its arguments, and the arrays that it fills."""
 
     # (n_q, d_qk) ... (batch, n_heads, n_q, d_qk); last stride = itemsize; bfloat16 as uint16
     query: np.ndarray | None
@@ -74,16 +74,16 @@ class AttentionCall:
     dtype: int  # index into DTYPES
     num_threads: int  # 0 = default_threads()
     extras: Extras | None
-    # C-contiguous (batch, n_heads, n_q, n_kv), leading axes as query has them
+    # C-contiguous (batch, n_heads, n_q, n_kv); without the leading axes that query lacks
     weights: np.ndarray | None
     lse: np.ndarray | None  # C-contiguous (batch, n_heads, n_q), of the compute type
     # bool or compute type, at most 4 axes aligned right to (batch, n_heads, n_q, n_kv)
     mask: np.ndarray | None
     mask_offsets: np.ndarray | None  # int64 (batch,): byte offset of each entry (rank > 4 only)
     bshd: bool  # axes are (batch, n, heads, d)
-    pages: Any  # of a KVCache: its table and sizes
-    pools: Any  # of a KVCache: the memory that `append` fills
-    # (batch, n_heads, n_kv_heads, n_q, n_kv, d_qk, d_v), or None: the arrays' axes have them
+    pages: Any  # the Pages of a KVCache
+    pools: Any  # the Pools of a KVCache
+    # (batch, n_heads, n_kv_heads, n_q, n_kv, d_qk, d_v); None: taken from the arrays
     sizes: tuple[int, int, int, int, int, int, int] | None
     def __init__(
         self,
@@ -111,16 +111,16 @@ def attend(call: AttentionCall) -> None: ...
 def append(
     key: np.ndarray,  # compute type (batch, n_kv_heads, n_new, d_qk), last stride = itemsize
     value: np.ndarray,  # compute type (batch, n_kv_heads, n_new, d_v), last stride = itemsize
-    pages: Any,  # their table, (batch, most pages of an entry), and size, a multiple of KEY_TILE
-    pools: Any,  # (pages, n_kv_heads, page_size * d) dense, and the scales of int8 storage
+    pages: Any,  # table: (batch, most pages of an entry), size: a multiple of KEY_TILE
+    pools: Any,  # C-contiguous (pages, n_kv_heads, page_size * d); scales for int8
     starts: np.ndarray,  # int64 (batch,): position of an entry's first new token
-    counts: np.ndarray,  # int64 (batch,): how many of its n_new rows are tokens
+    counts: np.ndarray,  # int64 (batch,): number of new tokens, the other rows are padding
     dtype: int,
     num_threads: int,
 ) -> None: ...
 def explain(
     call: AttentionCall,  # with sizes; its arrays may be None
-    weights: bool,  # whether they are wanted
+    weights: bool,  # whether weights are requested
 ) -> dict[str, Any]: ...
 def softmax(
     scores: np.ndarray,  # (rows, n), last stride = itemsize
@@ -132,9 +132,9 @@ def softmax(
 ) -> None: ...
 
 class AdditiveCall:
-    """A call of additive attention, with what it reads and the room for what it writes."""
+    """A call of additive attention: its arguments, and the arrays that it fills."""
 
-    # compute type (n_q, d_attn), (batch, n_q, d_attn), or key's rank less 1: n_q is 1
+    # compute type (n_q, d_attn), (batch, n_q, d_attn), or one axis less than key if n_q is 1
     query: np.ndarray | None
     key: np.ndarray | None  # (n_kv, d_attn) or (batch, n_kv, d_attn); last stride = itemsize
     value: np.ndarray | None  # key's axes, d_v last
@@ -143,11 +143,11 @@ class AdditiveCall:
     weights: np.ndarray | None  # C-contiguous (..., heads, n_q, n_kv)
     dtype: int  # of value, output and weights
     num_threads: int
-    exponentials: np.ndarray | None  # of key by additive_keys, for one head
+    exponentials: np.ndarray | None  # made of key by additive_keys; one head only
     mask: np.ndarray | None  # bool or compute type (batch or 1, n_q or 1, n_kv), any strides
     key_lengths: np.ndarray | None  # int64 (batch,)
     heads: int  # divides d_attn and d_v
-    sizes: tuple[int, int, int, int, int, int, int] | None  # as of AttentionCall
+    sizes: tuple[int, int, int, int, int, int, int] | None  # as in AttentionCall
     def __init__(
         self,
         query: np.ndarray | None,
@@ -176,19 +176,20 @@ def additive_keys(
 ) -> None: ...
 def backward(
     forward: AttentionCall,  # output, weights and lse are None
-    # grad_output, output: as attend's output; lse: as attend's; grad_weights and its offsets: as
-    # mask, of compute type, or None; grad_lse: as lse or None
+    # grad_output and output like output of AttentionCall, lse like its lse; grad_weights and its
+    # offsets like its mask, in the compute type, or None; grad_lse like lse, or None
     given: Any,
-    sums: Any,  # parts: 3 x lse's shape for what lse cannot say, or None; rows: lse's, of weights
-    # room for gradients, of compute type and filled with 0, or None: of query, key, value (last
-    # axis dense), mask (attend's axes), its mask_offsets, sinks, alibi_slopes
+    # parts: (3, *lse.shape), scratch for the first pass, or None; rows: lse.shape, sums of weights
+    sums: Any,
+    # zeros of the compute type for the gradients of query, key, value (last axis contiguous), mask
+    # with its mask_offsets, sinks and alibi_slopes; None if not requested
     wanted: Any,
 ) -> None: ...
 def additive_backward(
     forward: AdditiveCall,  # without exponentials, output, weights, mask and key_lengths
-    given: Any,  # grad_output: as additive's output; weights, as it made them; grad_weights
-    # room for gradients, of compute type, C-contiguous and filled with 0, or None: of query, key,
-    # value and v
+    given: Any,  # grad_output like the output; weights as returned; grad_weights
+    # C-contiguous zeros of the compute type for the gradients of query, key, value and v; None if
+    # not requested
     wanted: Any,
 ) -> None: ...
 
@@ -196,11 +197,11 @@ UNBOUNDED: int
 GROUP: int
 KEY_TILE: int  # positions in one tile of a cache
 
-def supported_isas() -> tuple[str, ...]: ...  # the compiled tiers this CPU can run
+def supported_isas() -> tuple[str, ...]: ...  # the compiled tiers that this CPU can run
 def get_isa() -> str: ...
 def set_isa(name: str) -> None: ...  # a name from supported_isas()
 def default_threads() -> int: ...  # min(OpenMP maximum now, CPU affinity, quota)
-def usable_cpus() -> int: ...  # that threads may run on; 0 = not known
+def usable_cpus() -> int: ...  # CPUs that threads may run on; 0 = unknown
 def set_cpu_quota(cpus: int) -> None: ...  # 0 = none
 def set_thread_stack(size: int) -> None: ...  # bytes; 0 = the default
 def build_info() -> dict[str, Any]: ...  # version, compiler, openmp (0 = none), isas, dtypes

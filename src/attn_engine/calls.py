@@ -1,4 +1,4 @@
-"""The checks of every function with a plan or an `out`, by the arguments of the public function."""
+"""The checks of every function with a plan or an `out`, called with its public arguments."""
 
 import inspect
 from collections.abc import Callable
@@ -36,7 +36,7 @@ def _softmax(threads: int, **arguments: Any) -> Any:
     return softmax.check(**arguments)
 
 
-# What comes out has the result's `shape` and the words for its `axes`.
+# The checked calls have the result's `shape` and its `axes` in words.
 _CHECKS: dict[Callable, Callable] = {
     scaled_dot_product_attention: _attention,
     varlen.scaled_dot_product_attention_varlen: _varlen,
@@ -51,7 +51,7 @@ _CHECKS: dict[Callable, Callable] = {
 
 
 def checked(function: Callable, arguments: dict[str, Any]) -> Any:
-    """Check the arguments of a public function as it does; raise what it would."""
+    """Check the arguments of a public function as the function itself does."""
     bound = inspect.signature(function).bind(**arguments)
     bound.apply_defaults()
     if "num_threads" in bound.arguments:

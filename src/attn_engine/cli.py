@@ -23,11 +23,11 @@ from .diagnosis.operations import OPERATIONS
 from .diagnosis.placeholders import SEVERAL, TENSORS
 from .inputs.options import check_threads
 
-FORMULA_TOLERANCE = 1e-12  # the sentence is float64
+FORMULA_TOLERANCE = 1e-12  # the demo computes in float64
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse that says what is wrong in one line."""
+    """An argument parser whose errors are one line."""
 
     def error(self, message: str):
         self.exit(2, f"{self.prog}: error: {message}\n")
@@ -37,13 +37,13 @@ def main(arguments: list[str] | None = None) -> int:
     """Run a command line (without the program's name) and return its exit code."""
     options = make_parser().parse_args(arguments)
     try:
-        if options.run is not run_info:  # which says what is wrong, with all the rest
+        if options.run is not run_info:  # `info` reports invalid variables itself
             config.check_environment()
     except ValueError as error:
         return fail(str(error), 2)
     try:
         return options.run(options)
-    except BrokenPipeError:  # the reader of our output has gone: nothing left to tell
+    except BrokenPipeError:  # nobody reads the output any more
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
@@ -55,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def make_parser() -> Parser:
-    """Commands and their options."""
+    """Make the parser of all commands and their options."""
     parser = Parser(
         prog="attn-engine",
         description="Attention on CPUs: see what it does here.",
@@ -105,7 +105,7 @@ def make_parser() -> Parser:
 
 
 def add_bench(commands) -> None:
-    """``attn-engine bench``."""
+    """Add ``attn-engine bench`` and its options."""
     from .bench.suites import SUITES
 
     bench = commands.add_parser(
@@ -151,7 +151,7 @@ def add_bench(commands) -> None:
 
 
 def add_diagnose(commands: Any) -> None:
-    """``attn-engine diagnose`` and its options."""
+    """Add ``attn-engine diagnose`` and its options."""
     command = commands.add_parser(
         "diagnose",
         help="which tensor of a call has the wrong shape, the fix, and a test",
@@ -175,7 +175,7 @@ def add_diagnose(commands: Any) -> None:
 
 
 def run_info(options: argparse.Namespace) -> int:
-    """``attn-engine info``."""
+    """Run ``attn-engine info``."""
     if options.json:
         print(json.dumps(show_config("dicts"), indent=2))
     else:
@@ -184,7 +184,7 @@ def run_info(options: argparse.Namespace) -> int:
 
 
 def run_demo(options: argparse.Namespace) -> int:
-    """``attn-engine demo``."""
+    """Run ``attn-engine demo``."""
     from .bench.compare import Team, report
     from .bench.contenders import CONTENDERS, ENGINE
     from .demo import dates
@@ -219,7 +219,7 @@ def run_demo(options: argparse.Namespace) -> int:
 
 
 def run_bench(options: argparse.Namespace) -> int:
-    """``attn-engine bench``."""
+    """Run ``attn-engine bench``."""
     from .bench.session import Session, Settings
     from .bench.suites import SUITES
     from .report.load import load
@@ -234,7 +234,7 @@ def run_bench(options: argparse.Namespace) -> int:
     terminal = sys.stderr.isatty()
     if terminal and find_spec("rich") is None:
         print("for a better progress bar: pip install 'attn_engine[report]'", file=sys.stderr)
-    lines = not options.json and not terminal  # with a terminal there is a bar
+    lines = not options.json and not terminal  # a terminal gets a progress bar instead
     try:
         result = session.run(on_comparison=print_comparison if lines else lambda *ignored: None)
     except KeyboardInterrupt:
@@ -255,7 +255,7 @@ def run_bench(options: argparse.Namespace) -> int:
 
 
 def print_comparison(threads: int, comparison) -> None:
-    """One line for a case that is done."""
+    """Print one line for a finished case."""
     from .report.tables import times
 
     ratio = comparison.ratio
@@ -264,7 +264,7 @@ def print_comparison(threads: int, comparison) -> None:
 
 
 def run_report(options: argparse.Namespace) -> int:
-    """``attn-engine report``."""
+    """Run ``attn-engine report``."""
     from .report.write import write_reports
 
     for path in write_reports(options.results, options.output or options.results[0].parent):
@@ -273,7 +273,7 @@ def run_report(options: argparse.Namespace) -> int:
 
 
 def run_diagnose(options: argparse.Namespace) -> int:
-    """``attn-engine diagnose``."""
+    """Run ``attn-engine diagnose``."""
     arguments: dict[str, Any] = {}
     for name, value in options.arguments:
         if name in arguments:
@@ -288,7 +288,7 @@ def run_diagnose(options: argparse.Namespace) -> int:
 
 
 def assignment(text: str) -> tuple[str, Any]:
-    """An argument NAME=VALUE: a shape, a number, or a word."""
+    """Parse an argument NAME=VALUE, where VALUE is a shape, a number, or a word."""
     name, _, value = text.partition("=")
     is_tensor = name in TENSORS
     try:
@@ -301,13 +301,13 @@ def assignment(text: str) -> tuple[str, Any]:
 
 
 def plain_shape(text: str) -> str:
-    """A shape, or several, without what libraries print around it."""
+    """Strip what libraries print around a shape, or around several."""
     text = re.sub(r"torch\.Size\((.*?)\)", r"\1", text.strip())
     return re.sub(r"\d+(x\d+)+", lambda shape: f"({shape[0].replace('x', ',')})", text)
 
 
 def as_shape(value: Any, several: bool) -> Any:
-    """Make what was read a tuple, or one for each of several tensors; keep flags and None."""
+    """Convert a parsed value to a shape, or to several shapes; keep flags and None."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):
@@ -321,13 +321,13 @@ def as_shape(value: Any, several: bool) -> Any:
 
 
 def fail(message: str, code: int = 1) -> int:
-    """Say in one line what went wrong; the exit code for it."""
+    """Print an error in one line and return its exit code."""
     print(f"attn-engine: error: {' '.join(message.split())}", file=sys.stderr)
     return code
 
 
 def names(text: str) -> list[str]:
-    """An argument that is a list with commas."""
+    """Parse an argument that is a list with commas."""
     found = [name.strip() for name in text.split(",") if name.strip()]
     if not found:
         raise argparse.ArgumentTypeError(f"{text!r} names nothing")
@@ -335,18 +335,18 @@ def names(text: str) -> list[str]:
 
 
 def thread_count(text: str) -> int:
-    """An argument that is a number of threads which a call takes."""
+    """Parse an argument that is a number of threads."""
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
     try:
         return check_threads("threads", int(text))
     except ValueError as error:
-        # None is for callers in Python
+        # the message must not suggest None
         raise argparse.ArgumentTypeError(str(error).partition(", or None")[0]) from None
 
 
 def writable_file(text: str) -> Path:
-    """An argument that is a file which can be written: said before the work, not after it."""
+    """Parse the path of an output file; raise now, not after the work, if it cannot be written."""
     path = Path(text)
     if path.is_dir():
         raise argparse.ArgumentTypeError(f"{text} is a directory")

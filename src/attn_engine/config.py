@@ -1,4 +1,4 @@
-"""Threads, tiers, and what was built, found and chosen: the only state of the package."""
+"""Threads, instruction set tier and build information: the only state of the package."""
 
 import os
 import platform
@@ -16,44 +16,44 @@ from .inputs.options import check_threads
 _THREADS_VARIABLE = "ATTN_ENGINE_NUM_THREADS"
 _ISA_VARIABLE = "ATTN_ENGINE_ISA"
 
-# Threads of calls that name none; 0 leaves it to the core, which asks the system at every call.
+# Threads of calls without num_threads; with 0 the core asks the system at every call.
 chosen_threads = 0
 _threads_from_environment = 0
 _isa_reason = "best supported"
-# What is wrong with a variable: said by whatever is called first, not by an import.
+# Errors in environment variables, raised by the first call rather than by the import.
 _faults: dict[str, str] = {}
 
 
 def check_environment() -> None:
-    """Raise ValueError if a variable holds what cannot be obeyed, and nothing else was chosen."""
+    """Raise ValueError for an invalid variable, unless a setter has overruled it."""
     for fault in _faults.values():
         raise ValueError(fault)
 
 
 def set_num_threads(num_threads: int | None) -> None:
-    """Choose how many threads calls use that do not say so themselves.
+    """Set the number of threads of calls without `num_threads`.
 
     Parameters
     ----------
     num_threads : int or None
-        Upper bound of a call, taken as given. None goes back to ``ATTN_ENGINE_NUM_THREADS`` or,
-        where that is not set, to the smallest of OpenMP's maximum, the CPU affinity and the cgroup
-        quota at the time of each call.
+        Upper bound for each call, used as given. None restores ``ATTN_ENGINE_NUM_THREADS`` or, if
+        that is not set, the smallest of OpenMP's maximum, the CPU affinity and the cgroup quota at
+        the time of each call.
 
     Raises
     ------
     ValueError
-        The number is not positive, or None goes back to a variable that has no such number.
+        The number is not positive, or None restores a variable that is not a positive number.
     TypeError
         It is not an integer.
 
     Notes
     -----
-    Between calls the threads wait awake for some 30 us, then they sleep. That is set for GCC's
-    OpenMP runtime while the package is imported, unless the environment has ``GOMP_SPINCOUNT`` or
-    ``OMP_WAIT_POLICY``, and holds for all users of that runtime in the process. Where another
-    library has loaded the runtime before, it stays as that has found it: several ms by default,
-    in which NumPy's products find a core taken. Import attn_engine first, or set the variable.
+    After a call the threads spin for about 30 us and then sleep. The import of the package sets
+    this for GCC's OpenMP runtime, unless the environment has ``GOMP_SPINCOUNT`` or
+    ``OMP_WAIT_POLICY``, and it applies to all users of that runtime in the process. If another
+    library has loaded the runtime before, threads spin for several ms by default, which slows down
+    NumPy's products between calls. Import attn_engine first, or set the variable.
     """
     global chosen_threads
     if num_threads is not None:
@@ -66,14 +66,14 @@ def set_num_threads(num_threads: int | None) -> None:
 
 
 def get_num_threads() -> int:
-    """How many threads a call may use now that does not say so itself."""
+    """Return the number of threads used by calls without `num_threads`."""
     check_environment()
     return chosen_threads or _core.default_threads()
 
 
 def resolve_threads(num_threads: Any) -> int:
-    """A call's `num_threads`: its own, or the chosen one."""
-    if _faults:  # asked here too: this is on the way of the shortest calls
+    """Return the number of threads of a call: its own `num_threads` or the chosen number."""
+    if _faults:  # spares the fast path a call
         check_environment()
     return chosen_threads if num_threads is None else check_threads("num_threads", num_threads)
 
@@ -84,8 +84,8 @@ def set_isa(name: str | None) -> None:
     Parameters
     ----------
     name : {"scalar", "avx2", "avx512"} or None
-        In any case of letters. None is the best that this CPU supports. Either overrules
-        ``ATTN_ENGINE_ISA``, also one that cannot be obeyed.
+        In upper or lower case. None is the best tier that this CPU supports. Both overrule
+        ``ATTN_ENGINE_ISA``, even an invalid one.
 
     Raises
     ------
@@ -106,18 +106,18 @@ def set_isa(name: str | None) -> None:
 
 
 def get_isa() -> str:
-    """The instruction set tier of all later calls."""
+    """Return the instruction set tier of all later calls."""
     check_environment()
     return _core.get_isa()
 
 
 def show_config(mode: str = "stdout") -> dict[str, Any] | None:
-    """Show what was built, what was found on this machine and what was chosen, and why.
+    """Show how the package was built, what this machine has, and what was chosen and why.
 
     Parameters
     ----------
     mode : {"stdout", "dicts"}
-        Print it, fit for a bug report, or return it.
+        Print it, in a form for bug reports, or return it.
 
     Returns
     -------
@@ -125,12 +125,12 @@ def show_config(mode: str = "stdout") -> dict[str, Any] | None:
         With ``mode="dicts"``: version, platform, python, numpy, ml_dtypes (whether there),
         compiler, openmp (its date, 0 = none), dtypes, isa (compiled, supported, selected, reason),
         threads (number, reason, affinity, quota; 0 = no quota) and faults, a sentence for each
-        variable of the environment that cannot be obeyed. Every other call raises those.
+        environment variable that is invalid. Every other call raises these.
 
     Raises
     ------
     ValueError
-        The mode is another one.
+        The mode is unknown.
     """
     if mode not in ("stdout", "dicts"):
         raise ValueError(f'mode: got {mode!r}, expected "stdout" or "dicts"')
@@ -165,17 +165,17 @@ def show_config(mode: str = "stdout") -> dict[str, Any] | None:
 
 
 def cpu_quota(root: Path = Path("/")) -> int:
-    """CPUs that the cgroups (v1 and v2) of this process allow, rounded up; 0 = no limit.
+    """Return the CPUs that this process's cgroups (v1, v2) allow, rounded up; 0 = no limit.
 
-    A limit of any group holds for those in it, so all from the process's own up to the root count.
-    `root` is where /proc and /sys are.
+    The limit of a group applies to all groups in it, so the result is the smallest limit from the
+    process's own group up to the root. `root` is the directory that has /proc and /sys.
     """
     quotas = []
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):
             continue
-        # In a container the path may be the host's: its groups are missing here, the root is ours.
+        # In a container the path may be the host's: then only the root group exists here.
         names = [name for name in PurePosixPath(path).parts if name not in ("/", "..")]
         for mount in {"cpu", controllers} if controllers else {""}:
             for depth in range(len(names) + 1):
@@ -185,7 +185,7 @@ def cpu_quota(root: Path = Path("/")) -> int:
 
 
 def _group_quota(group: Path, version: int) -> int:
-    """CPUs that one control group allows; 0 = no limit."""
+    """Return the CPUs that one control group allows; 0 = no limit."""
     files = ("cpu.max",) if version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
     fields = " ".join(_read(group / file) for file in files).split()
     try:
@@ -196,7 +196,7 @@ def _group_quota(group: Path, version: int) -> int:
 
 
 def _read(file: Path) -> str:
-    """A small file's text; nothing if it cannot be read."""
+    """Return the text of a small file, "" if it cannot be read."""
     try:
         return file.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -204,7 +204,7 @@ def _read(file: Path) -> str:
 
 
 def _check_isa(argument: str, name: Any) -> str:
-    """A tier that runs here."""
+    """Return the name of a tier in lower case; raise if it cannot run here."""
     if not isinstance(name, str):
         raise TypeError(f"{argument}: got {name!r}, expected the name of a tier or None")
     supported, tier = ", ".join(_core.supported_isas()), name.lower()
@@ -216,7 +216,7 @@ def _check_isa(argument: str, name: Any) -> str:
 
 
 def _threads_reason() -> str:
-    """Where `get_num_threads` has its number from."""
+    """Return the source of the number of `get_num_threads`."""
     if _THREADS_VARIABLE in _faults:
         return "see faults"
     if chosen_threads == 0:
@@ -225,12 +225,12 @@ def _threads_reason() -> str:
 
 
 def _affinity() -> int:
-    """CPUs that threads may run on, whether or not OpenMP has bound this one to some of them."""
+    """Return the CPUs that the process may use, even if OpenMP has bound this thread to fewer."""
     return _core.usable_cpus() or os.cpu_count() or 1
 
 
 def _as_lines(config: dict[str, Any], indent: str = "") -> list[str]:
-    """A nested dict as aligned text."""
+    """Format a nested dict as aligned lines."""
     width = max(map(len, config))
     lines = []
     for name, value in config.items():
@@ -242,7 +242,7 @@ def _as_lines(config: dict[str, Any], indent: str = "") -> list[str]:
 
 
 def _as_text(value: list[str] | bool | int | str) -> str:
-    """One value of the report, for people."""
+    """Format one value of the report."""
     if isinstance(value, list):
         return ", ".join(value) or "none"
     if isinstance(value, bool):
@@ -251,7 +251,7 @@ def _as_text(value: list[str] | bool | int | str) -> str:
 
 
 def _apply_threads(text: str) -> None:
-    """The number of threads that the environment asks for."""
+    """Use the number of threads of the environment variable."""
     global _threads_from_environment, chosen_threads
     if not text.strip().isdecimal():
         raise ValueError(f"{_THREADS_VARIABLE}: got {text!r}, expected a whole number above 0")
@@ -259,7 +259,7 @@ def _apply_threads(text: str) -> None:
 
 
 def _apply_isa(name: str) -> None:
-    """The tier that the environment asks for."""
+    """Use the tier of the environment variable."""
     global _isa_reason
     _core.set_isa(_check_isa(_ISA_VARIABLE, name))
     _isa_reason = _ISA_VARIABLE
@@ -276,7 +276,7 @@ def _apply_environment() -> None:
 
 
 def _openmp_stack() -> int:
-    """Bytes of the stacks of OpenMP's threads, the most any runtime is told; 0 = the default."""
+    """Return the largest thread stack size of OpenMP's variables, in bytes; 0 = the default."""
     sizes = [0]
     for variable in ("OMP_STACKSIZE", "GOMP_STACKSIZE", "KMP_STACKSIZE"):
         if size := re.fullmatch(

@@ -1,4 +1,4 @@
-"""Say how a call will run, without running it."""
+"""`explain`: describe how a call would run, without running it."""
 
 import inspect
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from .recurrent.prepare import plan_additive, plan_luong
 
 
 def _attend(self: KVCache, query: Any, num_threads: Any, **options: Any) -> dict[str, Any]:
-    """Plan attention over what a cache holds."""
+    """Plan attention over the tokens of a cache."""
     threads = resolve_threads(num_threads)
     call = cache_checks.check(
         self._kind, self._state[0], query, AttentionOptions(**options), threads
@@ -43,12 +43,12 @@ def _layer(
     shapes = (batch, kind.num_heads, n_q, d), of_keys, of_keys
     options = AttentionOptions(enable_gqa=True, **options)
     flags = checks.check_flags(options)
-    tensors = None, None, None  # the projections, which are still to come
+    tensors = None, None, None  # without the projections
     return plan(checks.check_sizes(tensors, shapes, kind.compute, options, flags, threads))
 
 
 def _planned(function: Callable, describe: Callable[[Any], dict[str, Any]]) -> Callable:
-    """Check a call of the function, and plan what comes out."""
+    """Return a function that checks a call and describes its plan."""
     return lambda **arguments: describe(checked(function, arguments))
 
 
@@ -67,18 +67,18 @@ _PLANS: dict[Callable, Callable[..., dict[str, Any]]] = {
 
 
 def explain(*arguments: Any, **options: Any) -> dict[str, Any]:
-    """Say how a call would run, without running it.
+    """Describe how a call would run, without running it.
 
-    ``explain(query, key, value, ...)`` is about `scaled_dot_product_attention`; any other function
-    comes first: ``explain(additive_attention, query, keys, ...)``.
+    ``explain(query, key, value, ...)`` is about `scaled_dot_product_attention`; pass any other
+    function first: ``explain(additive_attention, query, keys, ...)``.
 
     Parameters
     ----------
     *arguments, **options
         The function, one of `scaled_dot_product_attention`, `scaled_dot_product_attention_varlen`,
         `additive_attention`, `concat_attention`, `dot_attention`, `general_attention` and
-        `self_attention`, a `MultiheadAttention` or the method ``attend`` of a `KVCache` (the first
-        function if there is none), and the arguments of the call.
+        `self_attention`, a `MultiheadAttention` or the method ``attend`` of a `KVCache` (by default
+        the first of these), and then the arguments of the call.
 
     Returns
     -------
@@ -90,7 +90,7 @@ def explain(*arguments: Any, **options: Any) -> dict[str, Any]:
     Raises
     ------
     ValueError, TypeError
-        As the call would; TypeError for a function without a plan.
+        As by the call itself; TypeError for a function without a plan.
 
     Examples
     --------

@@ -1,7 +1,7 @@
-"""What calls return: named tuples, each with the fields that were asked for and no others.
+"""The results of calls: named tuples that have only the requested fields.
 
-Those that hold arrays of one kind are generic, so that type checkers know the tensors of other
-libraries in them; without a parameter the arrays are NumPy's.
+Some are generic, so that type checkers know when they hold the tensors of another library; without
+a parameter the arrays are NumPy's.
 """
 
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 
     Array_co = TypeVar("Array_co", default=np.ndarray, covariant=True)
     Weights_co = TypeVar("Weights_co", default=np.ndarray | None, covariant=True)
-else:  # defaults are for type checkers
+else:  # only type checkers need the defaults
     from typing import TypeVar
 
     Array_co, Weights_co = TypeVar("Array_co"), TypeVar("Weights_co")
 
-# A gradient: None where not asked for or not given. Who asked need not tell a type checker so.
+# A gradient, None if not requested. `Any` spares callers a check for None in typed code.
 Gradient = np.ndarray | Any
 
 
 def weights_html(result: Any) -> str | None:
-    """How a notebook shows a result that holds weights; None leaves it to the ordinary repr."""
+    """Return HTML that shows a result's weights in a notebook; None means the ordinary repr."""
     if result.weights is None:
         return None
     from .viz.page import notebook_html
@@ -32,14 +32,14 @@ def weights_html(result: Any) -> str | None:
 
 
 class WeightsResult(NamedTuple, Generic[Array_co]):
-    """The output and its weights: what ``return_weights=True`` returns."""
+    """The output and the weights, returned with ``return_weights=True``."""
 
     output: Array_co
     weights: Array_co
 
     @property
     def lse(self) -> None:
-        """None: it was not asked for."""
+        """None, because it was not requested."""
         return None
 
     def _repr_html_(self) -> str | None:
@@ -47,14 +47,14 @@ class WeightsResult(NamedTuple, Generic[Array_co]):
 
 
 class LseResult(NamedTuple, Generic[Array_co]):
-    """The output and the lse of its rows: what ``return_lse=True`` returns."""
+    """The output and the lse of its rows, returned with ``return_lse=True``."""
 
     output: Array_co
     lse: Array_co
 
     @property
     def weights(self) -> None:
-        """None: they were not asked for."""
+        """None, because they were not requested."""
         return None
 
     def _repr_html_(self) -> str | None:
@@ -62,7 +62,7 @@ class LseResult(NamedTuple, Generic[Array_co]):
 
 
 class AttentionResult(NamedTuple, Generic[Array_co]):
-    """Output, weights and lse: what ``return_weights=True, return_lse=True`` returns."""
+    """Output, weights and lse, returned with ``return_weights=True, return_lse=True``."""
 
     output: Array_co
     weights: Array_co
@@ -73,14 +73,14 @@ class AttentionResult(NamedTuple, Generic[Array_co]):
 
 
 def attention_result(output: Any, weights: Any, lse: Any) -> Any:
-    """The output, alone or with those of weights and lse that are not None."""
+    """Return the output, in a named tuple with the weights and lse that are not None."""
     if weights is None:
         return output if lse is None else LseResult(output, lse)
     return WeightsResult(output, weights) if lse is None else AttentionResult(output, weights, lse)
 
 
 class SelfAttentionResult(NamedTuple):
-    """What `self_attention` returns."""
+    """The result of `self_attention`."""
 
     output: np.ndarray
     weights: np.ndarray
@@ -90,7 +90,7 @@ class SelfAttentionResult(NamedTuple):
 
 
 class ContextResult(NamedTuple, Generic[Array_co]):
-    """What the attentions of recurrent networks return."""
+    """The result of attention in recurrent networks."""
 
     context: Array_co
     weights: Array_co
@@ -100,14 +100,14 @@ class ContextResult(NamedTuple, Generic[Array_co]):
 
 
 class MergedAttention(NamedTuple):
-    """What `merge_attention` returns: what one call over all keys would."""
+    """The result of `merge_attention`, equal to that of one call over all keys."""
 
     output: np.ndarray
     lse: np.ndarray
 
 
 class MultiheadResult(NamedTuple, Generic[Weights_co]):
-    """What a call of `MultiheadAttention` returns; weights are None where not asked for."""
+    """The result of a call of `MultiheadAttention`; weights are None if not requested."""
 
     output: np.ndarray
     weights: Weights_co
@@ -117,18 +117,18 @@ class MultiheadResult(NamedTuple, Generic[Weights_co]):
 
 
 class SavedMultiheadResult(NamedTuple, Generic[Weights_co]):
-    """What `MultiheadAttention.forward_and_save` returns."""
+    """The result of `MultiheadAttention.forward_and_save`."""
 
     output: np.ndarray
     weights: Weights_co
-    saved: Any  # of the layer's own kind, for its `backward`
+    saved: Any  # the argument of the layer's `backward`
 
     def _repr_html_(self) -> str | None:
         return weights_html(self)
 
 
 class AttentionGradients(NamedTuple):
-    """What `scaled_dot_product_attention_backward` returns; None where not asked for."""
+    """Gradients of `scaled_dot_product_attention`; None if not requested."""
 
     query: Gradient
     key: Gradient
@@ -139,7 +139,7 @@ class AttentionGradients(NamedTuple):
 
 
 class MultiheadGradients(NamedTuple):
-    """What `MultiheadAttention.backward` returns; None where not asked for or not given."""
+    """Gradients of `MultiheadAttention`; None if not requested or without argument."""
 
     query: Gradient
     key: Gradient
@@ -150,7 +150,7 @@ class MultiheadGradients(NamedTuple):
 
 
 class AdditiveGradients(NamedTuple):
-    """What `additive_attention_backward` returns; None where not asked for or not given."""
+    """Gradients of `additive_attention`; None if not requested or without argument."""
 
     query: Gradient
     keys: Gradient
@@ -164,7 +164,7 @@ class AdditiveGradients(NamedTuple):
 
 
 class ConcatGradients(NamedTuple):
-    """What `concat_attention_backward` returns; None where not asked for or not given."""
+    """Gradients of `concat_attention`; None if not requested or without argument."""
 
     query: Gradient
     keys: Gradient
@@ -174,7 +174,7 @@ class ConcatGradients(NamedTuple):
 
 
 class GeneralGradients(NamedTuple):
-    """What `general_attention_backward` returns; None where not asked for or not given."""
+    """Gradients of `general_attention`; None if not requested or without argument."""
 
     query: Gradient
     keys: Gradient
@@ -183,7 +183,7 @@ class GeneralGradients(NamedTuple):
 
 
 class DotGradients(NamedTuple):
-    """What `dot_attention_backward` returns; None where not asked for or not given."""
+    """Gradients of `dot_attention`; None if not requested or without argument."""
 
     query: Gradient
     keys: Gradient

@@ -1,4 +1,4 @@
-"""Check the arguments of a `KVCache`; nothing is made here."""
+"""Check the arguments of `KVCache` methods; nothing is allocated or changed here."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ _AXES = {
     "value": ("batch", "n_kv_heads", "n_new", "d_v"),
     "query": ("batch", "n_heads", "n_q", "d_qk"),
 }
-# What to do about an axis that is not the cache's.
+# What to do if an axis differs from that of the cache.
 _ADVICE = {
     "batch": "pass all entries at once, those without tokens have a length of 0",
     "n_kv_heads": "a cache holds the heads of keys and values, before they are shared",
@@ -42,7 +42,7 @@ _ADVICE = {
 def check_tokens(
     kind: CacheSettings, pages: Pages, key: Any, value: Any, lengths: Any
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What `append` adds, and the number of tokens of each entry."""
+    """Return the key and value that `append` adds, and the number of new tokens of each entry."""
     key, value = as_floats("key", key), as_floats("value", value)
     _check_dtypes(kind, key=key, value=value)
     _check_shapes(kind, key=key, value=value)
@@ -63,7 +63,7 @@ def check_tokens(
 
 
 def _check_dtypes(kind: CacheSettings, **arrays: np.ndarray) -> None:
-    """TypeError unless all are of the cache's dtype."""
+    """Raise TypeError unless all arrays have the cache's dtype."""
     for name, array in arrays.items():
         if native(array.dtype) != kind.dtype:
             raise TypeError(
@@ -73,12 +73,12 @@ def _check_dtypes(kind: CacheSettings, **arrays: np.ndarray) -> None:
 
 
 def _heads(sizes: FormSizes) -> FormSizes | None:
-    """There are query heads, as many for each key head."""
+    """Return the sizes if n_heads is a positive multiple of n_kv_heads, otherwise None."""
     return None if sizes.get("n_heads") == 0 else shared_heads(sizes)
 
 
 def _check_shapes(kind: CacheSettings, **arrays: np.ndarray) -> None:
-    """ShapeError unless every axis that has a name of the cache's has its size."""
+    """Raise ShapeError unless the arrays have the sizes of the cache."""
     shapes = {name: array.shape for name, array in arrays.items()}
     sizes = {axis: getattr(kind, axis) for axis in ("batch", "n_kv_heads", "d_qk", "d_v")}
     form = Signature(_AXES, rule=_heads)
@@ -87,7 +87,7 @@ def _check_shapes(kind: CacheSettings, **arrays: np.ndarray) -> None:
         return
     if error := call.repaired():
         raise error
-    if call.without_rules().fits():  # the only rule is about heads
+    if call.without_rules().fits():  # then only the rule about heads is broken
         batch, heads, *rest = shapes["query"]
         right = (batch, kind.n_kv_heads * max(heads // kind.n_kv_heads, 1), *rest)
         raise ShapeError(
@@ -99,7 +99,7 @@ def _check_shapes(kind: CacheSettings, **arrays: np.ndarray) -> None:
 
 
 def check_kept(kind: CacheSettings, pages: Pages, lengths: Any) -> np.ndarray:
-    """What `truncate` leaves: no more than there is, and with what the next query looks back at."""
+    """Return the lengths for `truncate`: none may grow, or lose keys that the next query needs."""
     lengths = as_integers("lengths", lengths)
     if lengths.shape != (kind.batch,):
         raise wrong_shape(
@@ -127,7 +127,7 @@ def check_kept(kind: CacheSettings, pages: Pages, lengths: Any) -> np.ndarray:
 
 
 def check_order(kind: CacheSettings, batch_index: Any) -> np.ndarray:
-    """Which entry each entry becomes."""
+    """Return the checked `batch_index` of `reorder`."""
     index = as_integers("batch_index", batch_index)
     if index.shape != (kind.batch,):
         raise wrong_shape(
@@ -143,7 +143,7 @@ def check_order(kind: CacheSettings, batch_index: Any) -> np.ndarray:
 def check(
     kind: CacheSettings, pages: Pages, query: Any, options: AttentionOptions, threads: int
 ) -> CheckedCall:
-    """Check the arguments of `KVCache.attend`; the weights are over what is held alone."""
+    """Check the arguments of `KVCache.attend`; n_kv is the number of tokens held in memory."""
     _, _, want_weights, want_lse = check_flags(options)
     query = as_floats("query", query)
     _check_dtypes(kind, query=query)
@@ -177,14 +177,14 @@ def check(
 
 
 def _check_reach(kind: CacheSettings, pages: Pages, n_q: int, limits: Limits) -> None:
-    """A ring still has all keys that the window of each query names."""
+    """Raise ValueError if a key in the window of a query is overwritten."""
     queries = np.full(kind.batch, n_q) if limits.query_lengths is None else limits.query_lengths
     missing = (pages.starts > 0) & (queries > 0) & (pages.ends - queries < limits.left)
     for b in np.flatnonzero(missing)[:1]:
         needed, most = limits.left + queries[b], kind.capacity - limits.left
         if queries[b] > most:
             fix = f"append and attend at most {most} at a time, or use a capacity of {needed}"
-        else:  # only truncate leaves less than the capacity of a text that has lost some
+        else:  # truncate() left less than the capacity
             fix = f"after truncate() append {needed - pages.ends[b]} more first, or truncate less"
         raise ValueError(
             f"query: n_q is {queries[b]}, but the tokens left of entry {b} are its last "

@@ -1,4 +1,4 @@
-"""`KVCache`: keys and values of a text that grows, kept as the kernels like to read them."""
+"""`KVCache`: keys and values of a growing text, stored in the layout of the kernels."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .page_table import no_pages
 from .prepare import over_all_tokens, plain_attention, prepare, readable
 from .settings import CacheSettings, check_settings
 
-_ndarray = np.ndarray  # bound once for the path that every step of a decoder takes
+_ndarray = np.ndarray  # a global is faster on the fast path of decoding
 
 
 class KVCache:
@@ -33,14 +33,14 @@ class KVCache:
     Parameters
     ----------
     batch : int
-        Sequences, e.g. the beams of a search.
+        Number of sequences, e.g. the beams of a search.
     n_kv_heads : int
-        Heads of keys and values. Queries have a multiple: query head h reads head
+        Heads of keys and values. Query heads are a multiple: query head h reads head
         ``h // (n_heads // n_kv_heads)``.
     d_qk : int
         Head size of keys and queries.
     capacity : int
-        Most tokens of an entry; with `window`, tokens of an entry that are kept at least.
+        Most tokens of an entry; with `window`, how many of the last tokens are always kept.
     d_v : int, optional
         Head size of values, `d_qk` by default.
     dtype : dtype
@@ -50,15 +50,15 @@ class KVCache:
         What keys and values are stored as, `dtype` by default; "float64" goes with float64 alone.
         "int8" has a float32 scale for each token and head, max\|x\| / 127, and stores every
         component within max\|x\| / 254; outputs on normal data are within 1 % of max\|V\|. A
-        token whose max\|x\| is below 1e-36 is stored as zeros. "float16" makes infinite what is
-        beyond 65504.
+        token whose max\|x\| is below 1e-36 is stored as zeros. "float16" turns numbers
+        beyond 65504 into infinity.
     window : int, optional
-        A query sees only so many keys, its own position's and those before it. Older ones than the
-        last `capacity` tokens are overwritten, so that a text never ends.
+        A query sees only this many keys: that of its own position and those before it. Tokens older
+        than the last `capacity` are overwritten, so a text may grow without end.
     page_size : int, optional
-        Store each entry in pages of so many tokens, a multiple of 64, taken from one pool as
+        Store each entry in pages of this many tokens, a multiple of 64, taken from one pool as
         tokens arrive: `reorder` then shares them, and copies only a page that is written to. By
-        default an entry is one page, or with `window` many of 64. At most `capacity`, rounded up.
+        default an entry is one page, or with `window` pages of 64. At most `capacity`, rounded up.
 
     Attributes
     ----------
@@ -70,7 +70,7 @@ class KVCache:
     ValueError
         Sizes that are not positive or do not fit together, a storage that does not exist.
     TypeError
-        An argument is of a wrong kind.
+        An argument has a wrong type.
     MemoryError
         More than the system can reserve.
 
@@ -82,10 +82,10 @@ class KVCache:
 
     Every operation is all or nothing: an error, a signal or no memory leaves the cache as it was.
     For that a ring has spare pages, for as many tokens as may be appended and attended at once; an
-    append of more doubles its memory while it lasts. A copy shares nothing, holds the tokens alone.
+    append of more doubles its memory while it lasts. A copy shares no memory.
 
-    A cache is for one thread at a time: attention may run beside attention, but not beside a
-    method that changes the cache. After `reset` it is usable, whatever was done to it.
+    A cache is for one thread at a time: several `attend` may run at once, but not together
+    with a method that changes the cache. After `reset` it is always usable.
 
     References
     ----------
@@ -130,29 +130,29 @@ class KVCache:
         )
 
     def _set_up(self, kind: CacheSettings) -> None:
-        """A cache without tokens.
+        """Make the cache empty.
 
-        All that ever changes is the attribute `_state`, whose value never does: a method prepares
-        another one, writes no slot that has a token, and puts it there at its end. So whatever ends
-        a method early leaves the cache as it was.
+        Only the attribute `_state` ever changes, and its value is immutable: a method prepares a
+        new state, writes to no slot that holds a token, and assigns the state at its end. So an
+        error in the middle of a method leaves the cache as it was.
         """
         self._kind = kind
         shape = (kind.pages, kind.n_kv_heads, kind.page_size)
-        pools = make_pools(shape, kind.d_qk, kind.d_v, kind.pool_type)  # first: may be refused
+        pools = make_pools(shape, kind.d_qk, kind.d_v, kind.pool_type)  # may raise: first
         self._empty = no_pages(kind.batch, kind.columns, kind.pages, kind.page_size, kind.most)
-        self._token_shapes = kind.token_shapes  # what append compares tokens with
+        self._token_shapes = kind.token_shapes  # for a quick check in append
         self._state = self._empty, pools
 
     def __getstate__(self) -> dict[str, Any]:
-        """For `pickle` and `copy`: the tokens of what is reserved; copies share nothing."""
+        """Return the tokens without the free memory, for `pickle` and `copy`."""
         (pages, pools), state = self._state, dict(vars(self))
         del state["_empty"], state["_token_shapes"]
-        table = pages.table[:, : max(1, *pages.held().tolist())].copy()  # the core wants it dense
+        table = pages.table[:, : max(1, *pages.held().tolist())].copy()  # C-contiguous
         rows = table, pages.starts, pages.ends
         return state | {"_kind": self._kind.arguments(), "_state": (rows, pools.tokens(pages))}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Make a cache that has these tokens."""
+        """Make a cache with the tokens of `__getstate__`."""
         rows, tokens = state["_state"]
         vars(self).update(state)
         self._set_up(check_settings(**state["_kind"]))
@@ -178,7 +178,7 @@ class KVCache:
         value : array_like, shape (batch, n_kv_heads, n_new, d_v)
             Of the cache's dtype, with any strides.
         lengths : array_like of int, shape (batch,), optional
-            How many of the n_new tokens each entry really has; those from there on are not read.
+            How many of the n_new tokens each entry has; the others are padding and not read.
         num_threads : int, optional
             Upper bound for this call; see `set_num_threads` for the default.
 
@@ -187,7 +187,7 @@ class KVCache:
         ValueError
             A shape or a value is wrong, or the cache is full.
         TypeError
-            An argument is of a wrong kind, or key or value of another dtype.
+            An argument has a wrong type, or key or value another dtype.
         """
         threads = config.resolve_threads(num_threads)
         kind, (pages, pools) = self._kind, self._state
@@ -209,8 +209,8 @@ class KVCache:
         key, value = (readable(kind, x) for x in (key, value))
         kept = pages
         if kind.window and pages.longest and -(-int(counts.max()) // pages.size) > kind.spare:
-            pools, kept = pools.copied(pages), self._empty  # no room beside what is overwritten
-        for start in range(0, key.shape[2], kind.capacity):  # a ring takes no more at a time
+            pools, kept = pools.copied(pages), self._empty  # the spare pages do not suffice
+        for start in range(0, key.shape[2], kind.capacity):  # one part without a window
             tokens = slice(start, start + kind.capacity)
             part = np.minimum(np.maximum(counts - start, 0), kind.capacity)
             pages, firsts, copies = pages.extended(part, kept)
@@ -263,9 +263,9 @@ class KVCache:
     ) -> np.ndarray | WeightsResult | LseResult | AttentionResult:
         """Attend from the last n_q positions of every entry to its tokens.
 
-        Append a token first, then attend from it: query i of an entry with `lengths` tokens stands
-        at position ``lengths - n_q + i`` and sees its own and all before it. Where n_q
-        or `query_lengths` is above `lengths`, the first queries stand before all tokens: causal
+        Append a token first, then attend from it: query i of an entry with `lengths` tokens is
+        at position ``lengths - n_q + i`` and sees that token and all before it. If n_q or
+        `query_lengths` is above `lengths`, the first queries come before all tokens: causal
         ones see none of them, and their rows are zeros.
 
         Parameters
@@ -276,30 +276,30 @@ class KVCache:
             Broadcastable to (batch, n_heads, n_q, n_kv), with n_kv the largest of `lengths`. As in
             `scaled_dot_product_attention`.
         is_causal : bool
-            Whether later tokens than a query's own are hidden. False is for tokens that are all
-            known, those of an encoder for example.
+            Whether tokens after a query's own position are hidden. Pass False if all tokens are
+            known from the start, such as those of an encoder.
         window : (left, right), optional
             A query at position p sees key j only if ``-left <= j - p <= right``; the cache's own
-            window holds as well.
+            window applies too.
         query_lengths : array_like of int, shape (batch,), optional
-            Queries from there on are padding; the last real one stands at an entry's last token.
-            After ``append(key, value, lengths)`` these are the same `lengths`.
+            Later queries are padding; the last real one is at the last token of its entry.
+            After ``append(key, value, lengths)`` pass the same `lengths`.
         scale, softcap, alibi_slopes, sinks, return_lse, out, num_threads
             As in `scaled_dot_product_attention`, with positions in the text for ALiBi.
         return_weights : bool
-            Also return the weights, (batch, n_heads, n_q, n_kv): 0 for what was overwritten.
+            Also return the weights, (batch, n_heads, n_q, n_kv): 0 for overwritten tokens.
 
         Returns
         -------
         output : ndarray, shape (batch, n_heads, n_q, d_v), in the cache's dtype
-            Returned alone, or with what else was asked for, as of `scaled_dot_product_attention`.
+            Alone or in a named tuple, as from `scaled_dot_product_attention`.
 
         Raises
         ------
         ValueError
             A shape or a value is wrong; a window names keys that are overwritten.
         TypeError
-            An argument is of a wrong kind, or query of another dtype.
+            An argument has a wrong type, or query another dtype.
         """
         threads = config.resolve_threads(num_threads)
         pages, pools = self._state
@@ -332,9 +332,9 @@ class KVCache:
 
     @property
     def lengths(self) -> np.ndarray:
-        """How many tokens each entry has, those included that a ring has overwritten: (batch,).
+        """Tokens that each entry has, including those that a window has overwritten: (batch,).
 
-        The position of the token that comes next. A copy, read-only.
+        This is also the position of the next token. The array is a read-only copy.
         """
         lengths = self._state[0].lengths()
         lengths.setflags(write=False)
@@ -351,8 +351,8 @@ class KVCache:
         Parameters
         ----------
         lengths : array_like of int, shape (batch,)
-            At most those before. With a `window`, what the next token sees must still be there; 0
-            begins anew.
+            At most the current lengths. With a `window`, the tokens that the next one sees must
+            not be overwritten yet; 0 empties the entry.
 
         Raises
         ------
@@ -366,14 +366,14 @@ class KVCache:
         self._state = pages.truncated(kept), pools
 
     def reset(self) -> None:
-        """Forget all tokens; memory stays reserved."""
+        """Forget all tokens; the memory stays reserved."""
         self._state = self._empty, self._state[1]
 
     def reorder(self, batch_index: ArrayLike) -> None:
-        """Let entry b go on from what entry ``batch_index[b]`` was, for all entries at once.
+        """Give entry b the tokens of entry ``batch_index[b]``, for all entries at once.
 
-        Tokens are shared until an entry that shares its last page appends: it copies that page,
-        which without `page_size` is all it has.
+        Entries share pages until one of them appends to a shared page: it copies that page first.
+        Without `page_size` the page is the whole entry.
 
         Parameters
         ----------
@@ -392,7 +392,7 @@ class KVCache:
         self._state = pages.reordered(index), pools
 
     def __repr__(self) -> str:
-        """Sizes, types and how full it is."""
+        """Return sizes, dtypes and how full the cache is."""
         lengths = self.lengths
         return (
             f"KVCache({self._kind.described()}): {lengths.min()} to {lengths.max()} tokens, "

@@ -10,11 +10,11 @@ from ..inputs.arrays import F32
 from ..shapes.words import Shape
 from .page_table import Pages
 
-_LINE = 64  # bytes: no vector in a tile shall straddle two cache lines
+_LINE = 64  # bytes; aligned tiles let no vector span two cache lines
 
 
 class Pools(NamedTuple):
-    """As the core takes them: (pages, n_kv_heads, page_size * d), or page_size for scales."""
+    """Arrays of shape (pages, n_kv_heads, page_size * d); scales have page_size instead."""
 
     keys: np.ndarray
     values: np.ndarray
@@ -24,13 +24,13 @@ class Pools(NamedTuple):
     def copy_tokens(
         self, target: "Pools", from_page: int, to_page: int, tokens: int, page_size: int
     ) -> None:
-        """Copy the first tokens of a page, which are in its first tiles, to one of `target`."""
+        """Copy the first tiles of a page, which hold its first tokens, to a page of `target`."""
         for pool, other in zip(self.arrays(), target.arrays(), strict=True):
             stop = pool.shape[2] // page_size * _tiled(tokens)
             other[to_page, :, :stop] = pool[from_page, :, :stop]
 
     def copied(self, pages: Pages) -> "Pools":
-        """The same tokens in memory of its own."""
+        """Return a copy of the tokens in new memory."""
         pools = Pools(
             *(None if pool is None else _aligned(pool.shape, pool.dtype) for pool in self)
         )
@@ -39,7 +39,7 @@ class Pools(NamedTuple):
         return pools
 
     def tokens(self, pages: Pages) -> list[np.ndarray]:
-        """What pages hold, one after the other: for each pool (n_kv_heads, tokens, d)."""
+        """Return the tokens of pages in order, as (n_kv_heads, tokens, d) for each pool."""
         numbers = []
         for pool in self.arrays():
             heads, d = pool.shape[1], pool.shape[2] // pages.size
@@ -51,7 +51,7 @@ class Pools(NamedTuple):
         return numbers
 
     def put_tokens(self, pages: Pages, numbers: list[np.ndarray]) -> None:
-        """Fill pages with what `tokens` gave."""
+        """Write the arrays that `tokens` returned to pages."""
         for pool, each in zip(self.arrays(), numbers, strict=True):
             heads, _, d = each.shape
             start = 0
@@ -63,7 +63,7 @@ class Pools(NamedTuple):
                 start += tokens
 
     def _tiles(self, pool: np.ndarray, page: int, tokens: int, d: int) -> np.ndarray:
-        """The first tokens of a page as they lie, (n_kv_heads, tiles, KEY_TILE, d): a view."""
+        """Return a view of a page's first tokens, (n_kv_heads, tiles, KEY_TILE, d)."""
         part = pool[page, :, : _tiled(tokens) * d]
         if pool is self.keys:
             return part.reshape(len(part), -1, d, KEY_TILE).swapaxes(2, 3)
@@ -71,16 +71,16 @@ class Pools(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes reserved."""
+        """Return the number of reserved bytes."""
         return sum(pool.nbytes for pool in self.arrays())
 
     def arrays(self) -> list[np.ndarray]:
-        """Those that are there."""
+        """Return the pools that are not None."""
         return [pool for pool in self if pool is not None]
 
 
 def make_pools(shape: Shape, d_qk: int, d_v: int, dtype: np.dtype) -> Pools:
-    """Pools for keys and values; `shape` is (pages, n_kv_heads, page_size), integers get scales."""
+    """Return empty pools of `shape` (pages, n_kv_heads, page_size), with scales for int8."""
     *heads, page_size = shape
     keys, values = (_aligned((*heads, page_size * d), dtype) for d in (d_qk, d_v))
     scales = (_aligned(shape, F32) if dtype == np.int8 else None for _ in range(2))
@@ -88,12 +88,12 @@ def make_pools(shape: Shape, d_qk: int, d_v: int, dtype: np.dtype) -> Pools:
 
 
 def _tiled(tokens: int) -> int:
-    """Slots of the tiles that so many tokens lie in."""
+    """Return the number of slots in the tiles that `tokens` occupy."""
     return -(-tokens // KEY_TILE) * KEY_TILE
 
 
 def _aligned(shape: Shape, dtype: np.dtype) -> np.ndarray:
-    """Memory that is not touched yet, from the beginning of a cache line on."""
+    """Return uninitialised memory that begins at a cache line."""
     size = prod(shape) * dtype.itemsize
     room = np.empty(size + _LINE, np.uint8)
     first = -room.__array_interface__["data"][0] % _LINE

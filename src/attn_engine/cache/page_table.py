@@ -1,4 +1,4 @@
-"""Which pages of a cache hold which tokens: integers alone, no key and no value is touched here."""
+"""The page table of a cache: integers only, keys and values are not accessed here."""
 
 from typing import NamedTuple
 
@@ -6,20 +6,20 @@ import numpy as np
 
 from .._core import UNBOUNDED
 
-_new = tuple.__new__  # past NamedTuple's own constructor, for the step of a decoder
+_new = tuple.__new__  # faster than NamedTuple's constructor
 
 
 class Pages(NamedTuple):
-    """For each batch entry a row of pages, with its tokens one after the other; it never changes.
+    """An immutable page table: for each batch entry, the pages that hold its tokens in order.
 
-    Entry b holds the tokens from position ``starts[b]`` on, ``ends[b]`` of them, in the first pages
-    of ``table[b]``, as many as they fill. ``starts`` are multiples of `size`. Entries share a page
-    until one of them writes to it; ``owners`` has how many entries each page has. A row of
-    `columns` pages that is full gives up its oldest for a new one.
+    Entry b holds ``ends[b]`` tokens, the first at position ``starts[b]``, in the first pages of
+    ``table[b]``. ``starts`` are multiples of `size`. Entries share a page until one of them writes
+    to it; ``owners`` counts the entries of each page. A full row of `columns` pages drops its
+    oldest page for a new one.
 
-    Three numbers are kept for those in a hurry: `longest`, the most tokens that an entry holds;
-    `room`, how many more every entry can take before it needs a page or the capacity is reached;
-    `least_left`, the fewest tokens that are left of an entry that has lost some.
+    Three numbers serve the fast path: `longest`, the most tokens that an entry holds; `room`, the
+    number of tokens that every entry can take before it needs a page or reaches the capacity;
+    `least_left`, the fewest tokens held by an entry that has dropped some.
     """
 
     size: int
@@ -35,25 +35,25 @@ class Pages(NamedTuple):
     least_left: int
 
     def lengths(self) -> np.ndarray:
-        """Tokens that each entry ever had and was not asked to forget."""
+        """Return the length of each entry, dropped tokens included."""
         return self.starts + self.ends
 
     def held(self) -> np.ndarray:
-        """Pages that each entry has."""
+        """Return the number of pages of each entry."""
         return -(-self.ends // self.size)
 
     def with_one(self) -> "Pages":
-        """Every entry has one token more, for which there was room."""
+        """Return the table with one more token in every entry; `room` must not be 0."""
         tokens = (self.ends + self.one_each, self.longest + 1, self.room - 1, self.least_left + 1)
         return _new(Pages, self[:7] + tokens)
 
     def extended(
         self, counts: np.ndarray, kept: "Pages"
     ) -> tuple["Pages", np.ndarray, list[tuple[int, int, int]]]:
-        """Every entry has counts[b] tokens more, where `kept` has none.
+        """Return the table with counts[b] more tokens, in slots where `kept` has none.
 
-        Returns also where in its row each entry's first new token goes, and what must be copied
-        before they are written: from page, to page, its first tokens.
+        Return also the slot of each entry's first new token in its row, and the copies to make
+        before tokens are written: (from page, to page, number of first tokens).
         """
         firsts, ends, size = self.ends, self.ends + counts, self.size
         held, wanted = self.held(), -(-ends // size)
@@ -79,7 +79,7 @@ class Pages(NamedTuple):
         return pages, firsts - lost, copies
 
     def truncated(self, lengths: np.ndarray) -> "Pages":
-        """Without the tokens from position lengths[b] on, which is among those that are held."""
+        """Return the table without the tokens from position lengths[b] on, which must be held."""
         starts = np.where(lengths == 0, 0, self.starts)
         ends = lengths - starts
         if (-(-ends // self.size) == self.held()).all():
@@ -87,19 +87,19 @@ class Pages(NamedTuple):
         return self.filled(self.table, starts, ends)
 
     def reordered(self, index: np.ndarray) -> "Pages":
-        """Entry b is what index[b] was; pages are shared, not copied."""
+        """Return the table in which entry b is entry index[b] of this one; pages are shared."""
         if (index == np.arange(len(index))).all():
             return self
         return self.filled(self.table[index], self.starts[index], self.ends[index])
 
     def filled(self, table: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> "Pages":
-        """These rows on the same pages, of which each has an owner for every row that has it."""
+        """Return a table of these rows, with the owners of each page counted."""
         live = np.arange(table.shape[1]) < -(-ends // self.size)[:, None]
         owners = np.bincount(table[live], minlength=len(self.owners))
         return self._arranged(table, starts, ends, owners)
 
     def used(self) -> list[tuple[int, int]]:
-        """Every page that an entry has, and how many of its first tokens one of them has."""
+        """Return each page in use and the most tokens that an entry has in it."""
         tokens = np.clip(
             self.ends[:, None] - np.arange(self.table.shape[1]) * self.size, 0, self.size
         )
@@ -111,9 +111,9 @@ class Pages(NamedTuple):
     def _arranged(
         self, table: np.ndarray, starts: np.ndarray, ends: np.ndarray, owners: np.ndarray
     ) -> "Pages":
-        """All this with the three numbers."""
+        """Return the table with these arrays and the three numbers that follow from them."""
         pages = self._replace(table=table, starts=starts, ends=ends, owners=owners)
-        # Lists are faster than reductions until there are very many entries.
+        # Lists are faster than NumPy's reductions unless there are very many entries.
         longest = max(ends.tolist())
         room = np.where(pages._ends_in_shared(), 0, -ends % self.size)
         left = np.where(starts > 0, ends, 2 * UNBOUNDED)
@@ -124,7 +124,7 @@ class Pages(NamedTuple):
         )
 
     def _ends_in_shared(self) -> np.ndarray:
-        """Whether the next token of each entry goes to a page that others have too."""
+        """Return whether the next token of each entry goes to a shared page."""
         column = np.minimum(self.ends // self.size, self.table.shape[1] - 1)
         page = self.table[np.arange(len(column)), column]
         return (self.ends % self.size > 0) & (self.owners[page] > 1)
@@ -132,11 +132,14 @@ class Pages(NamedTuple):
     def _separate(
         self, table: np.ndarray, owners: np.ndarray, shared: list[int], kept: "Pages"
     ) -> list[tuple[int, int, int]]:
-        """A last page of their own for these entries; the last one keeps it if no other is left."""
+        """Give these entries a last page of their own; return the copies to make.
+
+        The last entry keeps the page if no other entry has it.
+        """
         columns, tokens = self.ends // self.size, self.ends % self.size
         leaving = []
-        # Who has the most tokens of a page comes last: whoever keeps it overwrites none of
-        # another's.
+        # The entry with the most tokens in a page comes last: if it keeps the page, it overwrites
+        # no token of another entry.
         for b in sorted(shared, key=tokens.__getitem__):
             page = table[b, columns[b]]
             if owners[page] > 1:
@@ -149,7 +152,7 @@ class Pages(NamedTuple):
 
 
 def no_pages(batch: int, columns: int, number: int, size: int, capacity: int) -> Pages:
-    """Rows without tokens, of at most so many columns, and a number of pages that are free."""
+    """Return a table without tokens, with `number` free pages."""
     nothing = np.zeros(batch, np.int64)
     ones, owners = np.ones(batch, np.int64), np.zeros(number, np.int64)
     table = np.zeros((batch, 1), np.int64)
@@ -159,7 +162,7 @@ def no_pages(batch: int, columns: int, number: int, size: int, capacity: int) ->
 
 
 def _take(owners: np.ndarray, kept: Pages, number: int) -> np.ndarray:
-    """The first pages without an owner, also in `kept`; they have one then."""
+    """Take the first pages that have no owner here or in `kept`; give each one owner."""
     pages = np.flatnonzero((owners == 0) & (kept.owners == 0))[:number]
     owners[pages] = 1
     return pages

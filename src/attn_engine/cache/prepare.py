@@ -1,4 +1,4 @@
-"""From a checked call of a `KVCache` to what the core reads, and a fast path for every step."""
+"""Convert a checked call of a `KVCache` to what the core reads; a fast path for decoding."""
 
 from math import sqrt
 from typing import Any
@@ -14,7 +14,7 @@ from .memory import Pools
 from .page_table import Pages
 from .settings import CacheSettings
 
-# Bound once: the hot path below asks for them at every call.
+# Globals are faster than attributes on the fast path below.
 _ndarray, _empty = np.ndarray, np.empty
 _MAX_SCALE = LARGEST[F32]
 
@@ -28,7 +28,7 @@ def plain_attention(
     scale: Any,
     threads: int,
 ) -> AttentionCall | None:
-    """What the core reads if nothing is unusual about these, else None; never an error."""
+    """Return the core's call for the most common arguments, otherwise None; never raise."""
     if type(query) is not _ndarray or CODES.get(query.dtype) != kind.plain_code:
         return None
     shape = query.shape
@@ -57,12 +57,12 @@ def plain_attention(
 
 
 def readable(kind: CacheSettings, array: np.ndarray) -> np.ndarray:
-    """In the type that is computed in, rows dense."""
+    """Return an array of the compute type with contiguous rows."""
     return walkable(array, kind.compute)
 
 
 def prepare(call: CheckedCall, kind: CacheSettings, pages: Pages, pools: Pools) -> Prepared:
-    """Copy what the core cannot read, make room for what it writes, in the compute type."""
+    """Copy arrays that the core cannot read, and allocate its results in the compute type."""
     shape, compute = call.shape, call.compute
     if kind.dtype == compute:
         output, target, spill = destination(call.out, shape, compute, shape)
@@ -79,14 +79,14 @@ def prepare(call: CheckedCall, kind: CacheSettings, pages: Pages, pools: Pools) 
 
 
 def plan(call: CheckedCall, pages: Pages, pools: Pools) -> dict[str, Any]:
-    """Say how the core would run a checked call, for which no room is made."""
+    """Return how the core would run a checked call; no results are allocated."""
     mask = _core_mask(call, pages)
     core = core_call(call, None, None, None, None, mask, None, pages=pages, pools=pools)
     return _core.explain(core, call.want_weights)
 
 
 def _core_mask(call: CheckedCall, pages: Pages) -> np.ndarray | None:
-    """The mask over what is held alone, which begins elsewhere in each entry of a ring."""
+    """Return the mask over the tokens held in memory, whose positions differ between entries."""
     if call.mask is None:
         return None
     mask = prepared_mask(call.mask, call.compute)
@@ -96,7 +96,7 @@ def _core_mask(call: CheckedCall, pages: Pages) -> np.ndarray | None:
 
 
 def moved(array: np.ndarray, steps: np.ndarray, n: int) -> np.ndarray:
-    """(batch, ..., n): entry b's last axis moved down by steps[b]; 0 where nothing comes."""
+    """Return (batch, ..., n): the last axis of entry b moved down by steps[b], padded with 0."""
     result = np.zeros((len(steps), *array.shape[1:-1], n), array.dtype)
     for b, step in enumerate(steps.tolist()):
         first, last = max(step, 0), min(step + n, array.shape[-1])
@@ -105,7 +105,7 @@ def moved(array: np.ndarray, steps: np.ndarray, n: int) -> np.ndarray:
 
 
 def over_all_tokens(pages: Pages, weights: np.ndarray | None, dtype: np.dtype) -> np.ndarray | None:
-    """Weights over what is held as those over all tokens, in the cache's dtype."""
+    """Expand weights over the tokens held to all tokens, in the cache's dtype."""
     if weights is None:
         return None
     if pages.starts.any():

@@ -1,4 +1,4 @@
-"""What a cache is asked to be: its sizes and types, checked."""
+"""The settings of a cache: its sizes and dtypes, checked."""
 
 from typing import Any, NamedTuple
 
@@ -8,9 +8,9 @@ from .._core import DTYPES, KEY_TILE, UNBOUNDED
 from ..inputs.arrays import CODES, F64, as_dtype, compute_type
 from ..inputs.options import check_count, check_integer, shown_value
 
-_ADDRESSES = 2**47  # bytes of a process
+_ADDRESSES = 2**47  # bytes that a process can address
 
-# Name of the core's code and type of the pools, by what is stored. bfloat16 is stored as its bits.
+# For each storage, the core's name for it and the dtype of the pools. bfloat16 is kept as uint16.
 _STORAGES = {
     "float32": ("f32", np.float32),
     "float64": ("f64", np.float64),
@@ -21,7 +21,7 @@ _STORAGES = {
 
 
 class CacheSettings(NamedTuple):
-    """The arguments of a cache, checked, and what follows from them."""
+    """The checked arguments of a cache, and values derived from them."""
 
     batch: int
     n_kv_heads: int
@@ -32,17 +32,17 @@ class CacheSettings(NamedTuple):
     storage: str
     window: int | None
     page_size: int
-    compute: np.dtype  # what tokens are handed to the core in, queries and outputs too
+    compute: np.dtype  # dtype of all arrays passed to the core
     code: int  # index into the core's DTYPES
-    plain_code: int  # of the dtype, if that is what is computed in, else -1
-    left: int  # side of the window
+    plain_code: int  # -1 if the dtype is not the compute type
+    left: int  # left side of the window
 
     def arguments(self) -> dict[str, Any]:
-        """Those of `check_settings` that make this kind."""
+        """Return the arguments of `check_settings` that give these settings."""
         return {name: getattr(self, name) for name in self._fields[:9]}
 
     def described(self) -> str:
-        """The same as a caller would write them, in a line."""
+        """Return the arguments as a caller would write them, in one line."""
         options = [f"{name}={getattr(self, name)}" for name in ("d_v", "dtype", "storage")]
         options += [] if self.window is None else [f"window={self.window}"]
         return (
@@ -52,26 +52,26 @@ class CacheSettings(NamedTuple):
 
     @property
     def pool_type(self) -> np.dtype:
-        """What the pools are made of."""
+        """The dtype of the pools."""
         return np.dtype(_STORAGES[self.storage][1])
 
     @property
     def most(self) -> int:
-        """Tokens of an entry, in a ring as many as there are."""
+        """Most tokens of an entry; unlimited with a window, because old ones are overwritten."""
         return self.capacity if self.window is None else UNBOUNDED
 
     @property
     def columns(self) -> int:
-        """Pages of an entry; a ring gives up its oldest as a whole, and has one more for that."""
+        """Pages of an entry; one more with a window, because pages are dropped as a whole."""
         if self.window is None:
             return -(-self.capacity // self.page_size)
         return -(-(self.capacity - 1) // self.page_size) + 1
 
     @property
     def spare(self) -> int:
-        """More pages of an entry, for what a ring appends while it still has what that overwrites.
+        """Further pages of an entry with a window, so that an append can fail without any loss.
 
-        They suffice for as many tokens as may be appended and attended at a time.
+        They suffice for the most tokens that may be appended and attended at a time.
         """
         if self.window is None:
             return 0
@@ -79,12 +79,12 @@ class CacheSettings(NamedTuple):
 
     @property
     def token_shapes(self) -> list[tuple[int, int, int, int]]:
-        """Those of one token of every entry, of its key and of its value."""
+        """Shapes of the key and of the value of one token in every entry."""
         return [(self.batch, self.n_kv_heads, 1, d) for d in (self.d_qk, self.d_v)]
 
     @property
     def pages(self) -> int:
-        """Pages of all entries."""
+        """Number of pages of all entries."""
         return self.batch * (self.columns + self.spare)
 
 
@@ -99,7 +99,7 @@ def check_settings(
     window: Any,
     page_size: Any,
 ) -> CacheSettings:
-    """`KVCache`'s arguments."""
+    """Check the arguments of `KVCache`."""
     batch, n_kv_heads = _size("batch", batch), _size("n_kv_heads", n_kv_heads)
     d_qk, capacity = _size("d_qk", d_qk), _size("capacity", capacity)
     d_v = d_qk if d_v is None else _size("d_v", d_v)
@@ -115,7 +115,7 @@ def check_settings(
                 f"at a time"
             )
     if page_size is None:
-        # A ring forgets page by page.
+        # With a window, tokens are dropped page by page.
         page_size = KEY_TILE if window else _tiled(capacity)
     page_size = _size("page_size", page_size)
     if page_size % KEY_TILE:
@@ -141,7 +141,7 @@ def check_settings(
 
 
 def _size(name: str, value: Any) -> int:
-    """A number of things, small enough to be told in a message."""
+    """Return a positive size, checked."""
     count = check_integer(name, value, "a whole number above 0")
     if count.bit_length() > 256:
         raise ValueError(
@@ -153,7 +153,7 @@ def _size(name: str, value: Any) -> int:
 
 
 def _check_bytes(kind: CacheSettings) -> None:
-    """What no system can reserve; if this one can is seen when it is asked."""
+    """Raise MemoryError for more memory than a process can address."""
     tokens = kind.pages * kind.page_size * kind.n_kv_heads
     if tokens * (kind.d_qk + kind.d_v) * kind.pool_type.itemsize > _ADDRESSES:
         names = ("batch", "n_kv_heads", "d_qk", "d_v", "capacity")
@@ -165,12 +165,12 @@ def _check_bytes(kind: CacheSettings) -> None:
 
 
 def _tiled(n: int) -> int:
-    """The next multiple of what the core stores together."""
+    """Round up to a multiple of KEY_TILE."""
     return -(-n // KEY_TILE) * KEY_TILE
 
 
 def _storage(value: Any, dtype: np.dtype) -> str:
-    """The name of what is stored."""
+    """Return the name of the storage type, checked."""
     if value is None:
         return dtype.name
     try:

@@ -1,1 +1,1 @@
-"""What is wrong with a call, and the code that mends it."""
+"""Explain what is wrong with the shapes of a call, and how to fix it."""

@@ -1,4 +1,4 @@
-"""Source of a test that a call with wrong shapes fails: what `diagnose` gives to paste."""
+"""Write the source of a test that fails for the wrong shapes of a diagnosed call."""
 
 import re
 from typing import Any
@@ -14,8 +14,8 @@ from .dry_run import Results
 from .operations import OPTIONS, Operation
 from .placeholders import FLOATS, INTEGERS, MASKS, SEVERAL, STARTS
 
-_OF_THE_FORWARD = {"output", "lse", "weights"}  # what a backward pass is given of it
-_TAKES_AWAY = {"sinks", "query_lengths", "key_lengths", *MASKS}  # from the sum of weights
+_OF_THE_FORWARD = {"output", "lse", "weights"}  # arguments of a backward pass
+_TAKES_AWAY = {"sinks", "query_lengths", "key_lengths", *MASKS}  # weights may sum to < 1
 _PROBABILITIES = {"p_choose", "previous_alignment"}
 _NOT_OF_THE_FORWARD = {"grad_output", "grad_context", "grad_weights", "grad_lse"}
 
@@ -23,7 +23,7 @@ _NOT_OF_THE_FORWARD = {"grad_output", "grad_context", "grad_weights", "grad_lse"
 def source_of_test(
     operation: Operation, error: ShapeError | None, right: dict[str, Any], results: Results
 ) -> str:
-    """Source of a test of the shapes of a right call."""
+    """Return the source of a test of the shapes of a right call."""
     name = operation.function.__name__
     is_backward = name.endswith("_backward")
     sources, options = {}, []
@@ -77,7 +77,7 @@ def source_of_test(
 
 
 def _made_of(cache: KVCache | None) -> dict[str, Any]:
-    """The arguments that make such a cache."""
+    """Return constructor arguments for a cache like this one."""
     if cache is None:
         return {}
     names = ("batch", "n_kv_heads", "d_qk", "capacity", "d_v", "window", "page_size")
@@ -85,7 +85,7 @@ def _made_of(cache: KVCache | None) -> dict[str, Any]:
 
 
 def _imports(operation: Operation, lines: list[str]) -> list[str]:
-    """What the lines of a test use of the package."""
+    """Return the names of the package that the lines of a test use."""
     text = "\n".join(lines)
     names = [operation.function.__name__, "project_keys", "KVCache"]
     if names[0].endswith("_backward"):
@@ -94,23 +94,23 @@ def _imports(operation: Operation, lines: list[str]) -> list[str]:
 
 
 def _shape_of(argument: str) -> str:
-    """An expression for the shape of an argument, or of the arrays in it."""
+    """Return an expression for the shape of an argument, or of the arrays in it."""
     if argument in SEVERAL:
         return f"[x.shape for x in {argument}]"
     return f"np.shape({argument})" if argument in INTEGERS | STARTS else f"{argument}.shape"
 
 
 def _shapes(value: Any) -> Any:
-    """A shape, or those of several arrays."""
+    """Return the shape of an array, or a list of the shapes of several."""
     if isinstance(value, (list, tuple)) and value and np.ndim(value[0]):
         return [_shape(each) for each in value]
-    return value if isinstance(value, tuple) else _shape(value)  # of starts, the shape
+    return value if isinstance(value, tuple) else _shape(value)  # the shape given for `cu_seqlens`
 
 
 def _source(
     argument: str, value: Any, operation: Operation, right: dict[str, Any], results: Results
 ) -> str | None:
-    """An expression for an array like an argument that hides no key; None if it is no array."""
+    """Return an expression for such an array that hides no key; None if it is no array."""
     if value is None:
         return None
     if isinstance(value, ProjectedKeys):
@@ -145,10 +145,10 @@ def _source(
 
 
 def _shape(value: Any) -> Shape:
-    """A plain tuple, also of a tensor of torch, whose shape is written otherwise."""
+    """Return the shape as a plain tuple; torch's has another repr."""
     return tuple(np.shape(value))
 
 
 def _random(shape: Shape) -> str:
-    """Source of random numbers."""
+    """Return an expression for an array of random numbers."""
     return f"rng.standard_normal({shape}, dtype=np.float32)"

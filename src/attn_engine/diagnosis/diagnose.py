@@ -1,4 +1,4 @@
-"""The diagnosis of a call: its error, what the mended call gives, and a test of that."""
+"""The diagnosis of a call: its error, the results of the fixed call, and a test of them."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,24 +11,24 @@ from .dry_run import Results
 from .operations import Operation, bind, found
 from .placeholders import changed, dtype_of, filled
 
-_MOST_STEPS = 16  # mended one after the other; there are not that many arguments
+_MOST_STEPS = 16  # fixes in turn, more than a call has arguments
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What `diagnose` found; as a string, all of it.
+    """The result of `diagnose`; `str` gives a report of it.
 
     Attributes
     ----------
     function : str
-        Name of the function that was asked about.
+        Name of the diagnosed function.
     error : ShapeError or None
-        What the call raises, None if its shapes fit: `error.tensor` has `error.shape`, should have
-        `error.expected`, in words `error.axes`, and `error.fix` is the change.
+        The error that the call raises, None if its shapes fit: `error.tensor` has `error.shape`,
+        but needs `error.expected`, in words `error.axes`, and `error.fix` is the change.
     results : dict of str to (shape, words)
-        What the mended call gives; empty if something else is wrong with it.
+        Shapes of the fixed call's results; empty if something else is wrong with it.
     reminder : str
-        The usual trap of this attention that no shape shows.
+        A common mistake with this function that shapes cannot show.
     test : str
         Python source of a test that fails for the broken shapes, empty without `results`.
     """
@@ -40,7 +40,7 @@ class Diagnosis:
     test: str
 
     def __str__(self) -> str:
-        """For people."""
+        """Return the report as text."""
         error = self.error
         if error is None:
             shapes = ", ".join(f"{n} {shape} {axes}" for n, (shape, axes) in self.results.items())
@@ -64,7 +64,7 @@ class Diagnosis:
 
 
 def diagnose(function: Any, /, **arguments: Any) -> Diagnosis:
-    """Say what is wrong with the shapes of a call, without running it.
+    """Explain what is wrong with the shapes of a call, without running it.
 
     Parameters
     ----------
@@ -73,17 +73,17 @@ def diagnose(function: Any, /, **arguments: Any) -> Diagnosis:
         "varlen", "additive", "dot", "general", "concat", "self", "softmax", "rotary", "merge",
         "monotonic", "project_keys", "sdpa_backward", "additive_backward" and so on. A
         `MultiheadAttention` ("multihead"), or a method of a `KVCache` ("append", "attend",
-        "truncate", "reorder"); by name, the arguments that make the layer or the cache are among
-        those of the call.
+        "truncate", "reorder"); by name, pass the arguments of the layer's or the cache's
+        constructor too.
     **arguments
-        Those of the call. A tuple in the place of a tensor is its shape.
+        The arguments of the call. A tuple in place of a tensor is its shape.
 
     Returns
     -------
     Diagnosis
         Its `error` is the one that the call raises, None if the shapes fit. A fix is a
-        transposition, a reshape, a repetition that is written out, a projection, or an option; none
-        of them makes anything broadcast.
+        transposition, a reshape, an explicit repetition, a projection, or an option; it never
+        relies on broadcasting.
 
     Raises
     ------
@@ -111,9 +111,9 @@ def diagnose(function: Any, /, **arguments: Any) -> Diagnosis:
 def _treated(
     operation: Operation, right: dict[str, Any], dtype: np.dtype
 ) -> tuple[ShapeError | None, Results, dict[str, Any]]:
-    """The first error, what the call gives when all are mended, and the mended arguments.
+    """Return the first error, the results after all errors are fixed, and the fixed arguments.
 
-    No results where something else is wrong too, which no shape can mend.
+    The results are empty if something else is wrong that no shape can fix.
     """
     error = None
     for _ in range(_MOST_STEPS):

@@ -1,6 +1,6 @@
-"""The checks of a call without its work: they raise what the call would, or say what it gives.
+"""Check a call without running it: raise what the call would, or return the shapes of its results.
 
-There are no rules here: each function's own check says what its result will be.
+There are no rules here: the check of each function gives the shape of its result.
 """
 
 import inspect
@@ -33,11 +33,11 @@ from ..recurrent.backward_checks import as_arrays, check_cotangents
 from ..recurrent.monotonic import check_alignment
 from ..shapes.words import Shape, axes_of, batch_words, in_words
 
-Results = dict[str, tuple[Shape, str]]  # shapes of what a call gives, and the words for their axes
+Results = dict[str, tuple[Shape, str]]  # for each result, its shape and axes
 
 
 def _result(call: Callable, out: Any, arguments: dict[str, Any]) -> tuple[Shape, str]:
-    """What a call gives, from its check; `out`, of which there may be the shape alone, is next."""
+    """Return the results of a call from its check, then check `out`, which may be only a shape."""
     result = call(arguments)
     if out is not None:
         _check_out(call, out, arguments)
@@ -45,7 +45,7 @@ def _result(call: Callable, out: Any, arguments: dict[str, Any]) -> tuple[Shape,
 
 
 def _check_out(call: Callable, out: Any, arguments: dict[str, Any]) -> None:
-    """Raise what is wrong with the shape and dtype of `out`; a read-only view of it is passed."""
+    """Check the shape and dtype of `out`, of which a read-only array is passed."""
     like = out
     if isinstance(out, np.ndarray):
         like = np.broadcast_to(np.empty((), out.dtype), out.shape)
@@ -59,7 +59,7 @@ def _check_out(call: Callable, out: Any, arguments: dict[str, Any]) -> None:
 def by_out(
     call: Callable, result: str, weights: Callable[[dict[str, Any]], dict[str, int]] | None = None
 ) -> Callable[..., Results]:
-    """The checks of a function with `out`; `weights` says the axes of those of a right call."""
+    """Return the checks of a function with `out`; `weights` gives the axes of its weights."""
 
     def check(out: Any = None, **arguments: Any) -> Results:
         results = {result: _result(partial(checked, call), out, arguments)}
@@ -72,7 +72,7 @@ def by_out(
 
 
 def merge(outputs: Any, lses: Any, layout: Any = "bhsd") -> Results:
-    """`merge_attention` as far as checks go."""
+    """Check a call of `merge_attention`."""
     arrays, lses = check_parts(outputs, lses, check_layout(layout))
     shape = arrays[0].shape
     if layout == "bshd" and len(shape) > 2:
@@ -84,13 +84,13 @@ def merge(outputs: Any, lses: Any, layout: Any = "bhsd") -> Results:
 
 
 def monotonic(p_choose: Any, previous_alignment: Any, mode: Any = "parallel") -> Results:
-    """`monotonic_attention` as far as checks go."""
+    """Check a call of `monotonic_attention`."""
     p, _ = check_alignment(p_choose, previous_alignment, mode)
     return {"alignment": (p.shape, "that of p_choose")}
 
 
 def project_keys(keys: Any, U_a: Any, num_threads: Any = None) -> Results:
-    """`project_keys` as far as checks go."""
+    """Check a call of `project_keys`."""
     resolve_threads(num_threads)
     keys, U_a = additive_checks.check_keys(keys, U_a)
     shape = keys.shape if U_a is None else (*keys.shape[:-1], len(U_a))
@@ -98,7 +98,7 @@ def project_keys(keys: Any, U_a: Any, num_threads: Any = None) -> Results:
 
 
 def sdpa_weights(right: dict[str, Any]) -> dict[str, int]:
-    """(..., n_heads, n_q, n_kv)."""
+    """Return the sizes of weights (..., n_heads, n_q, n_kv), by axis."""
     query, key = np.shape(right["query"]), np.shape(right["key"])
     bshd = right.get("layout") == "bshd"
     batch, n_heads, n_q, _ = axes_of(query, bshd)
@@ -108,7 +108,7 @@ def sdpa_weights(right: dict[str, Any]) -> dict[str, int]:
 
 
 def classic_weights(right: dict[str, Any]) -> dict[str, int]:
-    """(batch, num_heads, T_dec, T_enc), as far as there are these axes."""
+    """Return the sizes of weights ([batch,] [num_heads,] [T_dec,] T_enc), by axis."""
     query, keys = np.shape(right["query"]), np.shape(getattr(right["keys"], "keys", right["keys"]))
     words = ("batch", "T_dec") if len(keys) == 3 else ("T_dec",)
     sizes = dict(zip(words, query[:-1], strict=False))
@@ -120,7 +120,7 @@ def classic_weights(right: dict[str, Any]) -> dict[str, int]:
 
 
 def self_weights(right: dict[str, Any]) -> dict[str, int]:
-    """(..., num_heads, n, n)."""
+    """Return the sizes of weights (..., num_heads, n, n), by axis."""
     *batch, n, _ = np.shape(right["x"])
     sizes = dict(zip(batch_words(len(batch)), batch, strict=True))
     heads = right.get("num_heads", 1)
@@ -128,12 +128,12 @@ def self_weights(right: dict[str, Any]) -> dict[str, int]:
 
 
 def varlen(call: Callable) -> Callable[..., Results]:
-    """The checks of packed sequences, where shapes alone say how many but not where they begin."""
+    """Return the checks of a function of packed sequences; starts may be given as a shape only."""
     check = by_out(call, "output")
 
     def with_starts(**arguments: Any) -> Results:
         shapes = [arguments[name] for name in ("cu_seqlens_q", "cu_seqlens_k")]
-        of_one = (2,)  # as good as many, if nothing else says how many there are
+        of_one = (2,)  # the number of sequences does not matter then
         alike = all(map(_of_several, shapes)) and shapes[0] == shapes[1]
         if alike and not _by_sequence(arguments):
             shapes = [of_one, of_one]
@@ -148,17 +148,17 @@ def varlen(call: Callable) -> Callable[..., Results]:
 
 
 def _of_several(shape: Any) -> bool:
-    """Whether this is a shape, that of starts of more than one sequence."""
+    """Return whether this is a shape of starts for more than one sequence."""
     return isinstance(shape, tuple) and len(shape) == 1 and shape[0] > 2
 
 
 def _by_sequence(arguments: dict[str, Any]) -> bool:
-    """Whether an option may have a number for each sequence."""
+    """Return whether an option may have a number for each sequence."""
     return arguments.get("alibi_slopes") is not None or np.ndim(arguments.get("causal_offset")) > 0
 
 
 def starts(shape: Shape, total: int) -> np.ndarray:
-    """Cumulated lengths of sequences of which the last has all rows."""
+    """Return starts of sequences, the last of which has all rows."""
     array = np.zeros(shape, np.int64)
     if array.ndim == 1:
         array[-1:] = total
@@ -166,7 +166,7 @@ def starts(shape: Shape, total: int) -> np.ndarray:
 
 
 def multihead(layer: MultiheadAttention | None = None, **arguments: Any) -> Results:
-    """Make a layer and call it, as far as checks go; a given layer's parameters are checked too."""
+    """Check the making of a layer and a call of it, or a given layer's parameters and the call."""
     mended = arguments.keys() & layer_settings.NAMES
     arguments = {name: value for name, value in arguments.items() if name not in mended}
     makes, call = split(MultiheadAttention, arguments)
@@ -198,28 +198,28 @@ def multihead(layer: MultiheadAttention | None = None, **arguments: Any) -> Resu
 
 
 def split(made: type, arguments: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The arguments that make a layer or a cache, and those of its call."""
+    """Split arguments into those of the constructor and those of the call."""
     makes = inspect.signature(made).parameters.keys() & arguments.keys()
     call = {name: value for name, value in arguments.items() if name not in makes}
     return {name: arguments[name] for name in makes}, call
 
 
 def _with_defaults(called: Callable, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments, and the defaults of others."""
+    """Return the arguments with the defaults of those not given."""
     bound = inspect.signature(called).bind(**arguments)
     bound.apply_defaults()
     return dict(bound.arguments)
 
 
 def of_cache(check: Callable[..., Results], full: bool) -> Callable[..., Results]:
-    """The checks of a method of a cache: of the caller's, or of one that is made, full or empty."""
+    """Return the checks of a method of the given cache, or of a new one, full or empty."""
 
     def made(cache: KVCache | None = None, **arguments: Any) -> Results:
         if cache is not None:
             return check(cache._kind, cache._state[0], **arguments)
         makes, arguments = split(KVCache, arguments)
         kind = cache_settings.check_settings(**_with_defaults(KVCache, makes))
-        # One page has as many tokens.
+        # One page holds all tokens of an entry.
         pages = no_pages(kind.batch, 1, kind.batch, kind.capacity, kind.most)
         if full:
             pages, *_ = pages.extended(np.full(kind.batch, kind.capacity), pages)
@@ -229,7 +229,7 @@ def of_cache(check: Callable[..., Results], full: bool) -> Callable[..., Results
 
 
 def _lengths(kind: CacheSettings) -> Results:
-    """What methods that change a cache leave."""
+    """Return the results of a method that changes the cache."""
     return {"cache.lengths": ((kind.batch,), "(batch,)")}
 
 
@@ -241,20 +241,20 @@ def append(
     lengths: Any = None,
     num_threads: Any = None,
 ) -> Results:
-    """`KVCache.append` as far as checks go."""
+    """Check a call of `KVCache.append`."""
     resolve_threads(num_threads)
     cache_checks.check_tokens(kind, pages, key, value, lengths)
     return _lengths(kind)
 
 
 def attend(kind: CacheSettings, pages: Pages, out: Any = None, **arguments: Any) -> Results:
-    """`KVCache.attend` as far as checks go."""
+    """Check a call of `KVCache.attend`."""
     arguments = _with_defaults(partial(KVCache.attend, None), arguments)
     threads = resolve_threads(arguments.pop("num_threads"))
     query = arguments.pop("query")
 
     def check(options: dict[str, Any]) -> CheckedCall:
-        """The cache's own check."""
+        """Check the arguments as the cache does."""
         return cache_checks.check(kind, pages, query, AttentionOptions(**options), threads)
 
     output = _result(check, out, arguments)
@@ -264,13 +264,13 @@ def attend(kind: CacheSettings, pages: Pages, out: Any = None, **arguments: Any)
 
 
 def truncate(kind: CacheSettings, pages: Pages, lengths: Any) -> Results:
-    """`KVCache.truncate` as far as checks go."""
+    """Check a call of `KVCache.truncate`."""
     cache_checks.check_kept(kind, pages, lengths)
     return _lengths(kind)
 
 
 def reorder(kind: CacheSettings, pages: Pages, batch_index: Any) -> Results:
-    """`KVCache.reorder` as far as checks go."""
+    """Check a call of `KVCache.reorder`."""
     cache_checks.check_order(kind, batch_index)
     return _lengths(kind)
 
@@ -284,7 +284,7 @@ def sdpa_backward(
     needs: Any = backward_checks.NAMES,
     **forward: Any,
 ) -> Results:
-    """`scaled_dot_product_attention_backward` as far as checks go."""
+    """Check a call of `scaled_dot_product_attention_backward`."""
     backward_checks.check_needs(needs, backward_checks.NAMES)
     call = checked(scaled_dot_product_attention, forward)
     given = grad_output, output, lse, grad_weights, grad_lse
@@ -300,7 +300,7 @@ def varlen_backward(
     needs: Any = backward_checks.NAMES,
     **forward: Any,
 ) -> Results:
-    """`scaled_dot_product_attention_varlen_backward` as far as checks go."""
+    """Check a call of `scaled_dot_product_attention_varlen_backward`."""
     backward_checks.check_needs(needs, backward_checks.NAMES)
     shape, _ = varlen(scaled_dot_product_attention_varlen)(**forward)["output"]
     dtype = native(as_array("query", forward["query"]).dtype)
@@ -310,7 +310,7 @@ def varlen_backward(
 
 
 def classic_backward(forward: Callable, names: tuple[str, ...]) -> Callable[..., Results]:
-    """The checks of the backward pass of a recurrent network's attention."""
+    """Return the checks of a backward pass of attention in recurrent networks."""
 
     def check(
         grad_context: Any,
@@ -333,6 +333,6 @@ def classic_backward(forward: Callable, names: tuple[str, ...]) -> Callable[...,
 
 
 def _gradients(arguments: dict[str, Any], names: tuple[str, ...]) -> Results:
-    """A gradient for each argument that is there, of its shape."""
+    """Return a gradient for each given argument, of the same shape."""
     given = {name: arguments[name] for name in names if arguments.get(name) is not None}
     return {f"gradients.{n}": (tuple(np.shape(x)), f"that of {n}") for n, x in given.items()}

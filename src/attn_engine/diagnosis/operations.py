@@ -1,4 +1,4 @@
-"""What can be diagnosed: every function that takes arrays, its checks, and its call in a test."""
+"""The functions that can be diagnosed, their checks, and their calls in a test."""
 
 import inspect
 from collections.abc import Callable
@@ -32,7 +32,7 @@ from ..recurrent.monotonic import monotonic_attention
 from . import dry_run
 from .dry_run import Results, by_out
 
-# What a shape depends on; other options stay out of the test.
+# The options on which shapes depend; a test leaves out all others.
 OPTIONS = {
     *("num_heads", "num_kv_heads", "enable_gqa", "layout", "axis", "rotary_dim"),
     *("embed_dim", "kdim", "vdim", "batch_first"),
@@ -41,16 +41,16 @@ OPTIONS = {
 
 
 class Operation(NamedTuple):
-    """A function, its checks alone, and how a test calls it."""
+    """A function, its checks, and the source of its call in a test."""
 
     function: Callable
-    check: Callable[..., Results]  # raises what the call would, else says what it gives
+    check: Callable[..., Results]  # raises what the call would, or returns its results
     source: str
     reminder: str
 
 
 def bind(function: Callable, arguments: dict[str, Any]) -> None:
-    """TypeError if an argument is missing or unknown."""
+    """Raise TypeError if an argument is missing or unknown."""
     calls = [(function, arguments)]
     if function is MultiheadAttention:
         call = {name: value for name, value in arguments.items() if name != "layer"}
@@ -77,7 +77,7 @@ def bind(function: Callable, arguments: dict[str, Any]) -> None:
 
 
 def found(function: Any, arguments: dict[str, Any]) -> tuple[Operation, dict[str, Any]]:
-    """The operation of that function or name, and the arguments with those that it is bound to."""
+    """Return the operation of a function or name, and the arguments with any bound object."""
     of = function.__self__ if isinstance(function, MethodType) else None
     if isinstance(of, MultiheadAttention) and function.__name__.startswith("forward"):
         function = of
@@ -124,7 +124,7 @@ OPERATIONS = {
         by_out(additive_attention, "context", dry_run.classic_weights),
         _CONTEXT,
         "Bahdanau scores the decoder state before the step, s_(t-1) (Luong the one after it, s_t); "
-        "a square W_a fits turned too",
+        "a transposed square W_a fits too",
     ),
     "dot": Operation(
         dot_attention,
@@ -136,7 +136,7 @@ OPERATIONS = {
         general_attention,
         by_out(general_attention, "context", dry_run.classic_weights),
         _CONTEXT,
-        f"{_LUONG}; a square W fits turned too",
+        f"{_LUONG}; a transposed square W fits too",
     ),
     "concat": Operation(
         concat_attention,

@@ -1,4 +1,4 @@
-"""The arguments of a diagnosis: arrays that cost nothing for shapes, and how to change some."""
+"""Placeholders for the arguments of a diagnosed call: arrays of one number in place of shapes."""
 
 from typing import Any
 
@@ -14,16 +14,16 @@ FLOATS = {
 }
 MASKS = {"mask", "attn_mask", "key_padding_mask"}
 INTEGERS = {"key_lengths", "query_lengths", "lengths", "position_ids", "batch_index", "segment_ids"}
-# Shapes of these say nothing of their numbers, which are found where the rows are known.
+# The numbers in these arrays matter; `dry_run.starts` makes them when the rows are known.
 STARTS = {"cu_seqlens_q", "cu_seqlens_k"}
-SEVERAL = {"segment_ids": tuple, "outputs": list, "lses": list}  # arrays in one argument
+SEVERAL = {"segment_ids": tuple, "outputs": list, "lses": list}  # arguments with several arrays
 TENSORS = FLOATS | MASKS | INTEGERS | STARTS | SEVERAL.keys()
-_VECTORS = {"v_a", "v"}  # a scale needs a direction, which zeros have not
-_COMPUTED = {"lse", "lses", "grad_lse"}  # of the type that is computed in
+_VECTORS = {"v_a", "v"}  # v_scale normalises them, so they must not be zero
+_COMPUTED = {"lse", "lses", "grad_lse"}  # arrays of the compute type
 
 
 def dtype_of(arguments: dict[str, Any]) -> np.dtype:
-    """What tensors of which the shape alone is known are of: like one that is there."""
+    """Return the dtype for tensors given only as a shape: that of any array among the arguments."""
     for value in arguments.values():
         if isinstance(value, np.ndarray) and dtype_code(value.dtype) is not None:
             return value.dtype
@@ -31,7 +31,7 @@ def dtype_of(arguments: dict[str, Any]) -> np.dtype:
 
 
 def filled(name: str, value: Any, dtype: np.dtype) -> Any:
-    """An array that costs nothing for a shape, anything else as it is."""
+    """Return an array of one repeated number for a shape, anything else unchanged."""
     if name in FLOATS | MASKS and type(value) is int:
         value = (value,)
     if name in SEVERAL and isinstance(value, (tuple, list)):
@@ -43,7 +43,7 @@ def filled(name: str, value: Any, dtype: np.dtype) -> Any:
 
 
 def _repeated(name: str, value: Any, dtype: np.dtype) -> Any:
-    """One number, the only one in memory, if `value` is a shape."""
+    """Return an array with a single number in memory if `value` is a shape."""
     if not isinstance(value, tuple):
         return value
     if name in _COMPUTED:
@@ -56,7 +56,7 @@ def _repeated(name: str, value: Any, dtype: np.dtype) -> Any:
 
 
 def changed(arguments: dict[str, Any], changes: dict[str, Any], dtype: np.dtype) -> dict[str, Any]:
-    """The arguments with some changed; "segment_ids[0]" is the first one of several."""
+    """Return the arguments with changes; "segment_ids[0]" names the first of several arrays."""
     arguments = dict(arguments)
     for name, value in changes.items():
         name, _, index = name.partition("[")

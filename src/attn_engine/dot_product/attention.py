@@ -1,4 +1,4 @@
-"""Dot-product attention and its parts: the public functions, without arithmetic of their own."""
+"""`scaled_dot_product_attention`: the public function; the kernels do the arithmetic."""
 
 from __future__ import annotations
 
@@ -83,12 +83,12 @@ def scaled_dot_product_attention(
     .. math:: \mathrm{output} = \mathrm{softmax}(\mathrm{scale} \cdot q k^T + \mathrm{mask})\, v
 
     The first eight parameters are those of ``torch.nn.functional.scaled_dot_product_attention``,
-    in its order. Scores are never held in memory: the softmax runs along with the products.
+    in its order. The scores are never all held in memory: the softmax is computed tile by tile.
 
     Parameters
     ----------
     query : array_like, shape (..., n_heads, n_q, d_qk)
-        Two axes are one head, three are heads without a batch; further axes in front are batch
+        Two axes mean one head, three mean heads without a batch; all axes before these are batch
         axes. float16, bfloat16 (of ml_dtypes), float32 or float64. Tensors of other libraries are
         read through DLPack without a copy if they live in CPU memory.
     key : array_like, shape (..., n_kv_heads, n_kv, d_qk)
@@ -97,18 +97,18 @@ def scaled_dot_product_attention(
         Same dtype and batch axes as `query`.
     attn_mask : array_like, optional
         Broadcastable to (..., n_heads, n_q, n_kv). Boolean: True = attend. Floating: added to the
-        scores; only -inf hides, any finite number is a bias. Integers are refused: a mask whose 0
-        hides is ``mask != 0``. A floating scalar of NumPy is an array without axes; other single
-        numbers and truth values, also those of NumPy, are refused as likely slips of position.
+        scores; only -inf hides, any finite number is a bias. Integers are rejected; if 0 hides,
+        pass ``mask != 0``. A floating scalar of NumPy is an array without axes; other numbers and
+        booleans, also of NumPy, are rejected as likely arguments in the wrong place.
     dropout_p : float
         Share of the weights to drop, at least 0 and less than 1; those kept are divided by
-        ``1 - dropout_p``. Which ones is a function of `dropout_seed`, batch entry, head, query and
-        key alone.
+        ``1 - dropout_p``. Whether a weight is dropped depends only on `dropout_seed`, batch entry,
+        head, query and key.
     is_causal : bool
         Query i sees key j only if ``j <= i + causal_offset``.
     scale : float, optional
-        Factor of the scores, ``1 / sqrt(d_qk)`` by default. 0 and negative numbers are taken as
-        they are.
+        Factor of the scores, ``1 / sqrt(d_qk)`` by default. 0 and negative numbers are
+        allowed.
     enable_gqa : bool
         Allow n_heads to be a multiple of n_kv_heads; query head h reads key and value head
         ``h // (n_heads // n_kv_heads)``.
@@ -120,27 +120,27 @@ def scaled_dot_product_attention(
         Query i sees key j only if ``-left <= j - i - causal_offset <= right``. None on a side is
         no limit.
     query_lengths, key_lengths : array_like of int with the shape of the batch axes, optional
-        Queries and keys from there on are padding (single integers without a batch axis).
+        Later queries and keys are padding. Without a batch axis these are single integers.
     segment_ids : (q_ids, kv_ids), optional
-        Numbers of documents packed into one sequence: query i sees key j only if
+        Document numbers, for documents packed into one sequence: query i sees key j only if
         ``q_ids[i] == kv_ids[j]``. Integers, shapes (..., n_q) and (..., n_kv) with the batch axes,
         or (n_q,) and (n_kv,) for all batch entries.
     softcap : float
-        Replace scores s by ``softcap * tanh(s / softcap)`` before any mask; 0 does not. Else a
-        positive normal number of the type that is computed in (``np.finfo(dtype).tiny`` to `max`).
+        Replace scores s by ``softcap * tanh(s / softcap)`` before any mask; 0 means no cap. Must
+        be a positive normal number of the compute type (``np.finfo(dtype).tiny`` to `max`) or 0.
     alibi_slopes : array_like, shape (n_heads,) or (..., n_heads) with the batch axes, optional
         Add ``-slope * abs(i + causal_offset - j)`` to the score of query i and key j. A slope is
         at most 2**64 in size.
     sinks : array_like, shape (n_heads,), optional
         A logit for each query head that joins the denominator of the softmax and nothing else;
-        -inf is none. lse includes it.
+        -inf means no sink. lse includes it.
     layout : {"bhsd", "bshd"}
         "bshd": query, key, value and output are (..., n, heads, d). Masks, weights and lse keep
         (..., n_heads, n_q, n_kv).
     dropout_seed : int, optional
         From 0 to 2**64 - 1; required if `dropout_p` is not 0.
     return_weights : bool
-        Also return the weights, those before dropout. The output has the same bits without them.
+        Also return the weights before dropout. The output has the same bits without them.
     return_lse : bool
         Also return the log of the sum of exponentials of each row's scores.
     out : ndarray, optional
@@ -151,35 +151,35 @@ def scaled_dot_product_attention(
     Returns
     -------
     output : ndarray, shape (..., n_heads, n_q, d_v), in query's dtype
-        Returned alone, or first in a named tuple of what was asked for: `WeightsResult`,
-        `LseResult` or `AttentionResult`. An attribute that was not asked for is None.
+        Alone, or first in a named tuple with the requested results: `WeightsResult`, `LseResult`
+        or `AttentionResult`. Results that were not requested are None as attributes.
     weights : ndarray, shape (..., n_heads, n_q, n_kv), in query's dtype
-        With `return_weights`; each row sums to 1, with `sinks` to less.
+        With `return_weights`; each row sums to 1, or to less with `sinks`.
     lse : ndarray, shape (..., n_heads, n_q), float64 for float64 inputs, else float32
         With `return_lse`.
 
     Raises
     ------
     ValueError
-        A shape or a value is wrong. Nothing has been written then.
+        A shape or a value is wrong. Nothing was written in that case.
     TypeError
-        An argument is of a wrong kind: integers, masked arrays, mixed dtypes, a tensor on another
+        An argument has a wrong type: integers, masked arrays, mixed dtypes, a tensor on another
         device or one that requires grad.
     MemoryError
         No memory for the result or for scratch space.
 
     Notes
     -----
-    Scores are scaled, then capped, then biased (`attn_mask`, `alibi_slopes`), then masked. All
-    masks hold together: a key is attended if every one of them allows it. A row that sees no key
-    has output 0, weights 0 and lse -inf (its sink, if there is one; but a padded query row has lse
-    -inf in any case). What is hidden is not read into a result: NaN there changes nothing.
+    Scores are scaled, then capped, then biased (`attn_mask`, `alibi_slopes`), then masked. A key
+    is visible only if all masks allow it. A row that sees no key
+    has output 0, weights 0 and lse -inf (its sink, if there is one; but a padded query row always
+    has lse -inf). Hidden keys and values never affect a result, even if they are NaN.
 
     float16 and bfloat16 are computed in float32 and rounded once at the end.
 
     References
     ----------
-    Vaswani et al., "Attention Is All You Need", 2017, equation 1. The softmax that runs along:
+    Vaswani et al., "Attention Is All You Need", 2017, equation 1. The softmax in one pass:
     Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018; in tiles: Dao et
     al., "FlashAttention: Fast and Memory-Efficient Exact Attention with IO-Awareness", 2022.
     Slopes: Press et al., "Train Short, Test Long: Attention with Linear Biases Enables Input

@@ -1,4 +1,4 @@
-"""The backward pass of dot-product attention: the public function, without arithmetic."""
+"""`scaled_dot_product_attention_backward`: the public function; the kernels do the arithmetic."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def scaled_dot_product_attention_backward(
     needs: Iterable[str] = NAMES,
     num_threads: int | None = None,
 ) -> AttentionGradients:
-    r"""Gradients of `scaled_dot_product_attention` by its inputs, from its output and lse.
+    r"""Compute the gradients of `scaled_dot_product_attention` from its output and lse.
 
     .. math::
 
@@ -56,20 +56,20 @@ def scaled_dot_product_attention_backward(
     grad_output : array_like, shape (..., n_heads, n_q, d_v)
         Gradient by the output: its shape, dtype and layout; any strides.
     query, key, value : array_like
-        What the forward was given.
+        As passed to the forward pass.
     output : array_like, shape (..., n_heads, n_q, d_v)
-        What the forward returned. That of another call is never noticed.
+        As returned by the forward pass. Not verified: the output of a different call gives wrong
+        gradients.
     lse : array_like, shape (..., n_heads, n_q)
-        What the forward returned with ``return_lse=True``. That of another call is noticed only by
-        a row whose weights it makes sum to another number than 1, by more than 3 %: one that nearly
-        fits goes unnoticed.
+        As returned by the forward pass with ``return_lse=True``. Checked only roughly: ValueError
+        if the recomputed weights of a row do not sum to 1 within 3 %.
     attn_mask, dropout_p, is_causal, scale, enable_gqa, causal_offset, window, query_lengths
-        As the forward was given.
+        As passed to the forward pass.
     key_lengths, segment_ids, softcap, alibi_slopes, sinks, layout, dropout_seed
-        As the forward was given.
+        As passed to the forward pass.
     grad_weights : array_like, shape (..., n_heads, n_q, n_kv), optional
         Gradient by the weights that ``return_weights=True`` returns, in their dtype, for losses on
-        the alignment; it costs a further pass over the scores.
+        the alignment; it needs a second pass over the scores.
     grad_lse : array_like, shape (..., n_heads, n_q), optional
         Gradient by lse, in its dtype.
     needs : iterable of str
@@ -81,33 +81,32 @@ def scaled_dot_product_attention_backward(
     Returns
     -------
     query, key, value : ndarray
-        In shape, layout and dtype of the argument; those of a key and value head are sums over the
-        query heads that share it.
+        In the shape, layout and dtype of the argument; the gradient of a key or value head is the
+        sum over the query heads that share it.
     attn_mask : ndarray
-        Of an additive mask, in its own shape and dtype: summed over the axes it is broadcast along.
+        In the shape and dtype of an additive mask, summed over its broadcast axes.
     sinks, alibi_slopes : ndarray
-        In shape and dtype of the argument.
+        In the shape and dtype of the argument.
 
     Raises
     ------
     ValueError
-        A shape or a value is wrong: weights that do not sum to 1 with this lse. Nothing is returned
-        then.
+        A shape or a value is wrong, or weights do not sum to 1 with this lse.
     TypeError
-        An argument is of a wrong kind.
+        An argument has a wrong type.
     MemoryError
         No memory for the gradients or for scratch space.
 
     Notes
     -----
-    Nothing of size n_q x n_kv is formed but the gradient of a mask of that size. The result has the
-    same bits whatever the number of threads. What is hidden gets and gives a gradient of exactly 0,
-    and so does a row that sees no key.
+    No array of size n_q x n_kv is formed except the gradient of a mask of that size. The result has
+    the same bits with any number of threads. Hidden keys and rows that see no key have gradients of
+    exactly 0 and add nothing to other gradients.
 
-    float16 and bfloat16 are computed in float32 and rounded once at the end. But D is that of an
-    `output` which was rounded, off by up to u times the sum of ``abs(grad_output * output)`` (u is
-    2**-11 in float16, 2**-8 in bfloat16), and each row's share of the gradient of `alibi_slopes` by
-    that times the mean distance of its keys.
+    float16 and bfloat16 are computed in float32 and rounded once at the end. But D is computed
+    from the rounded `output`, so it is off by up to u times the sum of
+    ``abs(grad_output * output)`` (u is 2**-11 in float16, 2**-8 in bfloat16), and each row's share
+    of the gradient of `alibi_slopes` by that times the mean distance of its keys.
 
     References
     ----------

@@ -17,7 +17,7 @@ NAMES = ("query", "key", "value", "attn_mask", "sinks", "alibi_slopes")
 
 
 class Given(NamedTuple):
-    """What a backward pass is given beside the forward's arguments, checked."""
+    """The checked arguments of a backward pass that the forward pass does not have."""
 
     grad_output: np.ndarray
     output: np.ndarray
@@ -27,20 +27,20 @@ class Given(NamedTuple):
 
 
 class Returned(NamedTuple):
-    """Shapes of what a forward returns, each with the words for its axes."""
+    """Shapes of the results of a forward pass, each with the names of its axes."""
 
     output: tuple[Shape, Words]
     lse: tuple[Shape, Words]
-    weights: tuple[Shape, Words] | None  # packed sequences have none
-    bshd: bool  # whether the output's heads come after its queries
+    weights: tuple[Shape, Words] | None  # None for packed sequences
+    bshd: bool  # whether the output is (..., n_q, n_heads, d_v)
 
 
 class CheckedBackward(NamedTuple):
-    """A backward pass whose arguments are right; nothing is made for it yet."""
+    """A backward pass with checked arguments; nothing is allocated yet."""
 
     forward: CheckedCall
     given: Given
-    inputs: dict[str, np.ndarray]  # what may have a gradient, in its shape and dtype
+    inputs: dict[str, np.ndarray]  # the arrays that may have a gradient
     needs: frozenset[str]
 
 
@@ -78,7 +78,7 @@ def check_varlen(
 def _inputs(
     tensors: tuple[Any, Any, Any], options: AttentionOptions
 ) -> tuple[dict[str, np.ndarray], AttentionOptions]:
-    """What may have a gradient, by name, in its shape and dtype; and the options with them."""
+    """Return the arrays that may have a gradient, by name, and the options with these arrays."""
     inputs = {name: as_array(name, x) for name, x in zip(NAMES[:3], tensors, strict=True)}
     given = {name: _given(name, getattr(options, name)) for name in NAMES[3:]}
     inputs |= {n: x for n, x in given.items() if x is not None and np.asarray(x).dtype != bool}
@@ -86,7 +86,7 @@ def _inputs(
 
 
 def returned_by(call: CheckedCall) -> Returned:
-    """What a forward returns."""
+    """Return the shapes of the results of a forward pass."""
     rows, bshd = call.rows, call.bshd and len(call.rows) > 1
     axes = (*batch_words(len(rows) - 2), *("n_heads",) * (len(rows) > 1), "n_q")
     of_output = (*axes[:-2], *(axes[-2:][::-1] if bshd else axes[-2:]), "d_v")
@@ -95,14 +95,14 @@ def returned_by(call: CheckedCall) -> Returned:
 
 
 def returned_packed(output: Shape) -> Returned:
-    """What a forward of packed sequences with an output of this shape returns."""
+    """Return the shapes of the results of a forward pass over packed sequences."""
     total, n_heads, _ = output
     axes = ("n_heads", "total_q")
     return Returned((output, ("total_q", "n_heads", "d_v")), ((n_heads, total), axes), None, True)
 
 
 def check_given(given: tuple[Any, Any, Any, Any, Any], forward: Returned, dtype: np.dtype) -> Given:
-    """grad_output, output, lse, grad_weights and grad_lse, of a forward that returned this."""
+    """Check grad_output, output, lse, grad_weights and grad_lse against the forward's results."""
 
     def like(returned: tuple[Shape, Words], dtype: np.dtype, what: str) -> tuple:
         shape, axes = returned
@@ -124,7 +124,7 @@ def check_given(given: tuple[Any, Any, Any, Any, Any], forward: Returned, dtype:
 
 
 def check_needs(needs: Any, names: tuple[str, ...]) -> frozenset[str]:
-    """Names of the gradients that are asked for, of those there are."""
+    """Return the names of the requested gradients, which must be among `names`."""
     if isinstance(needs, str) or not isinstance(needs, Iterable):
         raise TypeError(f"needs: got {needs!r}, expected names in a tuple, e.g. {names[:2]}")
     needs = tuple(needs)
@@ -135,7 +135,7 @@ def check_needs(needs: Any, names: tuple[str, ...]) -> frozenset[str]:
 
 
 def _given(name: str, value: Any) -> np.ndarray | None:
-    """An option that may have a gradient, as the array whose shape and dtype that will have."""
+    """Return an option as an array, which gives its gradient the shape and dtype."""
     if value is None or (name == "attn_mask" and isinstance(value, (bool, int, float, np.generic))):
         return value  # the forward's check names what is wrong with such a mask
     return as_array(name, value)
@@ -144,7 +144,7 @@ def _given(name: str, value: Any) -> np.ndarray | None:
 def like_forward(
     name: str, value: Any, shape: Shape, dtype: np.dtype, what: str, axes: Words
 ) -> np.ndarray:
-    """An array of the shape and dtype that the forward returned, or would have."""
+    """Return an array that must have the shape and dtype of a result of the forward pass."""
     if value is None:
         raise TypeError(f"{name}: got None, expected an array of shape {shape}, that of {what}")
     array = as_floats(name, value)
@@ -162,12 +162,12 @@ def like_forward(
 
 
 def _spelled(dtype: np.dtype) -> str:
-    """How to write a dtype in code."""
+    """Return the code for a dtype."""
     return "ml_dtypes.bfloat16" if is_bfloat16(dtype) else f"np.{dtype}"
 
 
 def _check_lse(lse: np.ndarray, output: np.ndarray) -> None:
-    """Reject an lse that no forward makes: +inf, or NaN without NaN in the output."""
+    """Reject an lse that no forward pass can return: +inf, or NaN without NaN in the output."""
     if (distinct(lse) < np.inf).all():
         return
     lost = ~(lse < np.inf)

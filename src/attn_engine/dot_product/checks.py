@@ -1,7 +1,7 @@
 """Check the arguments of dot-product attention; nothing is copied, made or computed here.
 
-Shapes and values raise ValueError, kinds raise TypeError; a message names the argument, its axis,
-what was got, what was expected and the way out.
+Wrong shapes and values raise ValueError, wrong types raise TypeError. A message names the argument
+and its axis, what was got, what was expected and how to fix it.
 """
 
 from math import prod
@@ -17,7 +17,7 @@ from ..shapes.attention import check_shapes
 from ..shapes.single import check_broadcast
 from ..shapes.words import Shape
 
-# The axes of an output, by whether its heads come after its queries.
+# The axes of an output in layout bhsd and in layout bshd.
 _WORDS = ("(..., n_heads, n_q, d_v)", "(..., n_q, n_heads, d_v)")
 
 
@@ -30,7 +30,7 @@ def check(query: Any, key: Any, value: Any, options: AttentionOptions, threads: 
 
 
 def check_flags(options: AttentionOptions) -> tuple[bool, bool, bool, bool]:
-    """Whether heads come after queries, may be shared, and weights and lse are wanted."""
+    """Return whether the layout is bshd, and enable_gqa, return_weights and return_lse."""
     return (
         check_layout(options.layout),
         check_flag("enable_gqa", options.enable_gqa),
@@ -47,7 +47,7 @@ def check_sizes(
     flags: tuple[bool, bool, bool, bool],
     threads: int,
 ) -> CheckedCall:
-    """Check all but the tensors themselves, which may be still to come (None)."""
+    """Check all arguments by the shapes of the tensors, which themselves may be None."""
     bshd, gqa, want_weights, want_lse = flags
     q_shape, k_shape, v_shape = shapes
     of_query, of_keys = check_shapes(q_shape, k_shape, v_shape, bshd, gqa, options)
@@ -75,7 +75,7 @@ def check_sizes(
 
 
 def broadcast_mask(name: str, value: Any, scores: Shape, axes: tuple[str, ...]) -> np.ndarray:
-    """A mask that broadcasts to scores, as it came."""
+    """Return a mask without conversion; it must broadcast to the scores."""
     mask = as_mask(name, value)
     check_broadcast(name, mask.shape, "scores", scores, axes)
     return mask

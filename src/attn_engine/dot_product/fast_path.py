@@ -1,4 +1,4 @@
-"""The common call of attention, answered in about a microsecond; the unusual goes to checks."""
+"""A fast check of the most common calls of attention; `checks` handles all others."""
 
 from math import sqrt
 from typing import Any
@@ -9,16 +9,16 @@ from .._core import AttentionCall, Limits
 from ..inputs.arrays import CODES, F32, LARGEST, is_walkable
 from ..shapes.words import Shape
 
-# Bound once: the hot path below asks for them at every call.
+# Globals are faster than attributes on the fast path below.
 _ndarray, _empty, _Call = np.ndarray, np.empty, AttentionCall
 _MAX_SCALE = LARGEST[F32]
-_ALL, _CAUSAL = Limits(), Limits(right=0)  # what a query sees
+_ALL, _CAUSAL = Limits(), Limits(right=0)  # without and with is_causal
 
 
 def plain_attention(
     query: Any, key: Any, value: Any, is_causal: Any, scale: Any, enable_gqa: Any, threads: int
 ) -> AttentionCall | None:
-    """What the core reads if nothing is unusual about these, else None; never an error."""
+    """Return the core's call for the most common arguments, otherwise None; never raise."""
     if not (type(query) is _ndarray and type(key) is _ndarray and type(value) is _ndarray):
         return None
     dtype = query.dtype
@@ -47,7 +47,7 @@ def plain_attention(
 
 
 def _plainly_fit(query: Shape, key: Shape, value: Shape, enable_gqa: bool) -> bool:
-    """Whether unequal shapes are fine in layout bhsd; False may also mean too unusual to tell."""
+    """Return whether unequal shapes fit in layout bhsd; False may also mean that it is unknown."""
     if key[:-1] != value[:-1] or len(key) != len(query) or key[-1] != query[-1]:
         return False
     if key[:-2] == query[:-2]:

@@ -1,4 +1,4 @@
-"""Run a checked backward pass of dot-product attention: room for gradients, and the core."""
+"""Run a checked backward pass of dot-product attention: allocate gradients, call the core."""
 
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ from .prepare import call_batch, core_call, core_mask
 
 
 class CoreGiven(NamedTuple):
-    """What came from the forward and the gradients by it, as the core reads them."""
+    """Results of the forward pass and their gradients, as the core reads them."""
 
     grad_output: np.ndarray
     output: np.ndarray
@@ -25,14 +25,14 @@ class CoreGiven(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Numbers for each row: room for what lse cannot say, and for the sums of the weights."""
+    """Buffers with numbers for each row: for the first pass, and for the sums of the weights."""
 
     parts: np.ndarray | None
     rows: np.ndarray
 
 
 class Wanted(NamedTuple):
-    """Zeros of the compute type that the core adds gradients to; None where none is wanted."""
+    """Zeros of the compute type to which the core adds gradients; None if not requested."""
 
     query: np.ndarray | None
     key: np.ndarray | None
@@ -44,7 +44,7 @@ class Wanted(NamedTuple):
 
 
 def gradients(call: CheckedBackward) -> AttentionGradients:
-    """Compute the gradients that are asked for; ValueError if lse is not of this call."""
+    """Compute the requested gradients; raise ValueError if lse does not fit this call."""
     forward, inputs, lse = call.forward, call.inputs, call.given.lse
     wanted = {name: inputs[name] for name in NAMES if name in call.needs and name in inputs}
     result = dict.fromkeys(NAMES)
@@ -59,7 +59,7 @@ def gradients(call: CheckedBackward) -> AttentionGradients:
 
 
 def _core_forward(call: CheckedCall):
-    """The forward's call, without room for its results."""
+    """Return the core's call of the forward pass, without arrays for its results."""
     mask = offsets = None
     if call.mask is not None:
         mask, offsets = core_mask(prepared_mask(call.mask, call.compute), call_batch(call))
@@ -68,7 +68,7 @@ def _core_forward(call: CheckedCall):
 
 
 def _core_given(given: Given, batch: Shape) -> CoreGiven:
-    """Copies of what the core cannot read."""
+    """Return the arrays for the core; copy those that it cannot read."""
     grad_output, output, lse, grad_weights, grad_lse = given
     mask = offsets = None
     if grad_weights is not None:
@@ -80,15 +80,15 @@ def _core_given(given: Given, batch: Shape) -> CoreGiven:
 
 
 def _dense(rows: np.ndarray) -> np.ndarray:
-    """Numbers for each row, C-contiguous and native."""
+    """Return numbers for each row as a C-contiguous array in native byte order."""
     return np.ascontiguousarray(rows, native(rows.dtype))
 
 
 def _parts(lse: np.ndarray, grad_weights: np.ndarray | None) -> np.ndarray | None:
-    """Room for a first pass over the scores, where lse alone cannot restore the weights.
+    """Return buffers for a first pass over the scores, or None if it is not needed.
 
-    That is where it is so large that its last digits matter: beyond 2**10 in float32, 2**39 in
-    float64. backward.c asks the same of each row, so that no row's bits depend on others.
+    It is needed for grad_weights, and if lse is too large for exact weights: beyond 2**10 in
+    float32, 2**39 in float64. backward.c checks each row again, so rows do not affect each other.
     """
     digits = np.finfo(lse.dtype).eps * np.abs(lse)
     coarse = np.any((digits > 2.0**-13) & np.isfinite(digits))
@@ -98,7 +98,7 @@ def _parts(lse: np.ndarray, grad_weights: np.ndarray | None) -> np.ndarray | Non
 
 
 def _room(gradients: dict[str, np.ndarray], batch: Shape) -> Wanted:
-    """The gradients as the core takes them."""
+    """Return the gradients in the shapes that the core expects."""
     query, key, value = (None if x is None else flat(x, 3) for x in map(gradients.get, NAMES[:3]))
     mask = offsets = None
     if "attn_mask" in gradients:
@@ -110,7 +110,7 @@ def _room(gradients: dict[str, np.ndarray], batch: Shape) -> Wanted:
 
 
 def _check_row_sums(row_sums: np.ndarray, lse: np.ndarray) -> None:
-    """The weights of a row, and its sink's, sum to 1: unless lse is that of other arguments."""
+    """Raise ValueError unless the weights of each row, with its sink, sum to about 1."""
     with np.errstate(invalid="ignore"):
         seen = lse != -np.inf
         slack = 2.0**-5 + 64 * np.finfo(lse.dtype).eps * np.where(seen, np.abs(lse), 0)

@@ -1,4 +1,4 @@
-"""Attention over parts of the keys, merged into attention over all of them."""
+"""`merge_attention`: merge attention over parts of the keys into attention over all of them."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def merge_attention(
     Parameters
     ----------
     outputs : sequence of array_like, shape (..., n_heads, n_q, d_v) each
-        Of one shape and dtype: float16, bfloat16 (of ml_dtypes), float32 or float64.
+        All of one shape and dtype: float16, bfloat16 (of ml_dtypes), float32 or float64.
     lses : sequence of array_like, shape (..., n_heads, n_q) each
         As returned with `return_lse`: float64 for float64 outputs, else float32. At most one of
         the parts may have had `sinks`.
     layout : {"bhsd", "bshd"}
-        "bshd": outputs are (..., n_q, n_heads, d_v), packed sequences' too. lses keep
+        "bshd": outputs are (..., n_q, n_heads, d_v), as of packed sequences. lses keep
         (..., n_heads, n_q).
 
     Returns
@@ -43,14 +43,14 @@ def merge_attention(
     Raises
     ------
     ValueError
-        There are no parts, or not as many lses as outputs, or shapes differ, or an lse is +inf.
+        There are no parts, more outputs than lses or fewer, shapes differ, or an lse is +inf.
     TypeError
-        An array is of a wrong kind.
+        An array has a wrong type.
 
     Notes
     -----
-    A part's row that sees no key (lse -inf) changes nothing and its output is not read; a row
-    that sees none in any part has output 0 and lse -inf.
+    A row that sees no key in a part (lse -inf) ignores that part, whose output is not read; a row
+    that sees no key in any part has output 0 and lse -inf.
 
     References
     ----------
@@ -85,7 +85,7 @@ def merge_attention(
 
 
 def _merge(outputs: list[np.ndarray], lses: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of all parts merged, in the dtype of lse."""
+    """Merge the rows of all parts, in the dtype of lse."""
     largest = np.maximum.reduce(lses)
     largest = np.where(largest == -np.inf, 0, largest)  # -inf - -inf would be NaN
     shares = [np.exp(lse - largest) for lse in lses]
@@ -97,7 +97,7 @@ def _merge(outputs: list[np.ndarray], lses: list[np.ndarray]) -> tuple[np.ndarra
         np.multiply(output, weight, out=term, dtype=largest.dtype)
         np.add(merged, term, out=merged, where=(lse != -np.inf)[..., None])
     beyond = np.isinf(merged)
-    if beyond.any():  # a mean is no larger than its numbers, but rounded shares may make it so
+    if beyond.any():  # rounding of shares may overflow a finite mean
         for output, lse in zip(outputs, lses, strict=True):
             beyond &= np.isfinite(output) | (lse == -np.inf)[..., None]
         np.copysign(LARGEST[merged.dtype], merged, out=merged, where=beyond)
@@ -105,7 +105,7 @@ def _merge(outputs: list[np.ndarray], lses: list[np.ndarray]) -> tuple[np.ndarra
 
 
 def check_parts(outputs: Any, lses: Any, bshd: bool) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Outputs in layout bhsd and lses of the compute type, of equal shapes."""
+    """Return outputs in layout bhsd and lses of the compute type; their shapes must fit."""
     for name, parts in (("outputs", outputs), ("lses", lses)):
         if not hasattr(parts, "__iter__"):
             raise TypeError(f"{name}: got {type(parts).__name__}, expected a sequence of arrays")
@@ -164,7 +164,7 @@ def check_parts(outputs: Any, lses: Any, bshd: bool) -> tuple[list[np.ndarray], 
 
 
 def _for_all(error: ShapeError, parts: list[np.ndarray]) -> ShapeError:
-    """The error about a part, with the same fix for all others of its shape."""
+    """Return the error about a part with its fix applied to all parts of the same shape."""
     name, _, _ = error.tensor.partition("[")
     alike = [f"{name}[{i}]" for i, part in enumerate(parts) if part.shape == error.shape]
     if len(alike) == 1 or not error.code:

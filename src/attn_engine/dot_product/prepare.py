@@ -1,4 +1,4 @@
-"""From a checked call of dot-product attention to what the core reads: copies, and room."""
+"""Convert a checked call of dot-product attention to what the core reads."""
 
 from functools import reduce
 from typing import Any
@@ -12,7 +12,7 @@ from ..shapes.words import Shape
 
 
 def prepare(call: CheckedCall) -> Prepared:
-    """Copy what the core cannot read, make room for what it writes."""
+    """Copy arrays that the core cannot read, and allocate its results."""
     shape, dtype, rows = call.shape, call.dtype, call.rows
     tensors = readable(call.query), readable(call.key), readable(call.value)
     output, target, spill = destination(call.out, shape, dtype, flat_shape(shape, 3))
@@ -42,7 +42,7 @@ def core_call(
     pages: Any = None,
     pools: Any = None,
 ) -> _core.AttentionCall:
-    """What the core reads: the numbers of a checked call beside these arrays."""
+    """Return the core's argument: a checked call with these arrays."""
     return _core.AttentionCall(
         query, key, value, output, call.scale, call.limits, call.code, call.threads, call.extras,
         weights=weights, lse=lse, mask=mask, mask_offsets=mask_offsets, bshd=call.bshd,
@@ -51,12 +51,12 @@ def core_call(
 
 
 def call_batch(call: CheckedCall) -> Shape:
-    """The batch axes of a call."""
+    """Return the batch axes of a call."""
     return call.rows[:-2]
 
 
 def plan(call: CheckedCall) -> dict[str, Any]:
-    """Say how the core would run a checked call, for which nothing is made."""
+    """Return how the core would run a checked call; nothing is allocated."""
     mask = offsets = None
     if call.mask is not None:
         mask, offsets = core_mask(raw(distinct(call.mask)), call_batch(call))
@@ -65,7 +65,7 @@ def plan(call: CheckedCall) -> dict[str, Any]:
 
 
 def core_mask(mask: np.ndarray, batch: Shape) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """A mask in at most four axes; several batch axes become a byte offset for each entry."""
+    """Return a mask with at most four axes and, for several batch axes, byte offsets of entries."""
     if 0 in batch:
         return None, None
     if len(batch) < 2 or mask.ndim < 4:

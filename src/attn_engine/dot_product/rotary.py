@@ -33,19 +33,19 @@ def rotary_embedding(
     Parameters
     ----------
     x : array_like, shape (..., n_heads, n, d)
-        Two axes are one head, three are heads without a batch; further axes in front are batch
+        Two axes mean one head, three mean heads without a batch; all axes before these are batch
         axes. float16, bfloat16 (of ml_dtypes), float32 or float64.
     cos, sin : array_like
-        Cosines and sines of the angles, in any of these dtypes. With `position_ids` a table,
-        (positions, rotary_dim / 2); else those of each row, (..., n, rotary_dim / 2) with the
-        batch axes of `x`, or (n, rotary_dim / 2) for all batch entries.
+        Cosines and sines of the angles, in any of these dtypes. With `position_ids` they are
+        tables, (positions, rotary_dim / 2); otherwise they have a row for each row of `x`,
+        (..., n, rotary_dim / 2) with its batch axes or (n, rotary_dim / 2) for all entries.
     position_ids : array_like of int, optional
-        Row of the table for each row of `x`: its batch axes and (n,), or (n,) for all entries.
+        Row of the tables for each row of `x`: shape (..., n) with its batch axes, or (n,) for all.
     interleaved : bool
-        Pairs are neighbours, components 2 c and 2 c + 1; else the halves of what is rotated,
-        c and c + rotary_dim / 2.
+        Whether pairs are neighbours, components 2 c and 2 c + 1; otherwise they are components c
+        and c + rotary_dim / 2.
     rotary_dim : int, optional
-        How many components are rotated, an even number; the rest is passed on. All by default.
+        Number of components to rotate, even; the others are copied. All by default.
     out : ndarray, optional
         Where to write the result: its exact shape and dtype, sharing no memory with an input.
 
@@ -56,9 +56,9 @@ def rotary_embedding(
     Raises
     ------
     ValueError
-        A shape or a value is wrong. Nothing has been written then.
+        A shape or a value is wrong. Nothing was written in that case.
     TypeError
-        An argument is of a wrong kind.
+        An argument has a wrong type.
 
     Notes
     -----
@@ -103,19 +103,19 @@ def rotary_embedding(
 
 
 class CheckedRotary(NamedTuple):
-    """A call of `rotary_embedding` whose arguments are right; nothing is made for it yet."""
+    """A call of `rotary_embedding` with checked arguments; nothing is allocated yet."""
 
     x: np.ndarray
     cos: np.ndarray
     sin: np.ndarray
     positions: np.ndarray | None
     interleaved: bool
-    half: int  # of the columns that are rotated
+    half: int  # half the number of rotated columns
     axes: str = "that of x"
 
     @property
     def shape(self) -> Shape:
-        """The result's shape."""
+        """The shape of the result."""
         return self.x.shape
 
 
@@ -139,7 +139,7 @@ def check(
 
 
 def _half(rotary_dim: Any, d: int) -> int:
-    """How many pairs are rotated."""
+    """Return the number of rotated pairs."""
     if rotary_dim is None:
         if d % 2:
             raise ValueError(
@@ -158,7 +158,7 @@ def _half(rotary_dim: Any, d: int) -> int:
 def _check_tables(
     tables: dict[str, np.ndarray], position_ids: Any, shape: Shape, half: int
 ) -> np.ndarray | None:
-    """cos and sin fit x and each other; the positions, if there are any."""
+    """Check that cos and sin fit x and each other; return the positions, if there are any."""
     batch, n = shape[:-3], shape[-2]
     if position_ids is None:
         _check_rows({name: table.shape for name, table in tables.items()}, shape, half)
@@ -187,7 +187,7 @@ def _check_tables(
 
 
 def _check_rows(tables: dict[str, Shape], shape: Shape, half: int) -> None:
-    """ShapeError unless both tables have a row for each row of x."""
+    """Raise ShapeError unless both tables have a row for each row of x."""
     batch = batch_words(len(shape) - 3)
     words, heads = ("n", "rotary_dim / 2"), ("n_heads",) * (len(shape) > 2)
     x = (*batch, *heads, "n", "d")
@@ -207,7 +207,7 @@ def _check_rows(tables: dict[str, Shape], shape: Shape, half: int) -> None:
 
 
 def _full_width(tables: dict[str, Shape], half: int) -> ShapeError:
-    """The error about tables that have a column for each of x."""
+    """Return the error about tables with a column for each column of x."""
     table = tables["cos"]
     is_one = len(table) == 3 and table[0] == 1
     right, index = (*table[is_one:-1], half), "0, :" if is_one else "..."
@@ -220,7 +220,7 @@ def _full_width(tables: dict[str, Shape], half: int) -> ShapeError:
 
 
 def _wrong_x(shape: Shape, table: Shape) -> ShapeError | None:
-    """The error about heads side by side, or about a single row without its axis, if it is that."""
+    """Return the error if x may have heads side by side or no axis of rows, otherwise None."""
     if len(shape) != 3 or len(table) != 2:
         return None
     (batch, n, columns), (rows, half) = shape, table
@@ -241,6 +241,6 @@ def _wrong_x(shape: Shape, table: Shape) -> ShapeError | None:
 def _rows(
     table: np.ndarray, positions: np.ndarray | None, rank: int, compute: np.dtype
 ) -> np.ndarray:
-    """A table's row for each row of x, ready to be multiplied with all heads."""
+    """Return a table's row for each row of x, in a shape that broadcasts over heads."""
     rows = (table if positions is None else table[positions]).astype(compute, copy=False)
     return rows if rank == 2 else rows[..., None, :, :]

@@ -1,4 +1,4 @@
-"""Attention of a sequence to itself through three weights: the function and its checks."""
+"""`self_attention`: the public function and its checks."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def self_attention(
     Parameters
     ----------
     x : array_like, shape (..., n, d_model)
-        One sequence, or batch axes of them. float16, bfloat16, float32 or float64.
+        One sequence, or several along batch axes. float16, bfloat16, float32 or float64.
     W_q : array_like, shape (d_model, num_heads * d_qk)
         Applied as ``x @ W_q``; same dtype as `x`. The columns of a head lie together.
     W_k : array_like, shape (d_model, num_kv_heads * d_qk)
@@ -54,7 +54,7 @@ def self_attention(
     W_v : array_like, shape (d_model, num_kv_heads * d_v)
         As `W_q`.
     num_heads : int
-        Into how many heads queries are split.
+        Number of query heads.
     num_kv_heads : int, optional
         Heads of keys and values, a divisor of `num_heads` and equal to it by default.
     attn_mask : array_like, optional
@@ -74,7 +74,7 @@ def self_attention(
     ValueError
         A shape or a value is wrong.
     TypeError
-        An argument is of a wrong kind.
+        An argument has a wrong type.
 
     Notes
     -----
@@ -116,27 +116,27 @@ def self_attention(
 
 
 class CheckedSelfAttention(NamedTuple):
-    """A call of `self_attention` whose arguments are right; nothing is made for it yet."""
+    """A call of `self_attention` with checked arguments; nothing is computed yet."""
 
     x: np.ndarray
     matrices: tuple[np.ndarray, ...]
     heads: tuple[int, int, int]  # of queries, keys and values
-    attention: CheckedCall  # of the projections, which are still to come
+    attention: CheckedCall  # without the projections, which are computed later
 
     @property
     def shape(self) -> Shape:
-        """The output's shape."""
+        """The shape of the output."""
         n_heads, d_v = self.attention.shape[-2:]
         return (*self.x.shape[:-1], n_heads * d_v)
 
     @property
     def axes(self) -> str:
-        """The words for it."""
+        """The axes of the output in words."""
         return in_words((*batch_words(self.x.ndim - 2), "n", "num_heads * d_v"))
 
 
 def with_fixed(options: AttentionOptions) -> AttentionOptions:
-    """The options with those that the caller does not choose."""
+    """Return the options with the fixed ones of `self_attention` set."""
     return options._replace(enable_gqa=True, layout="bshd", return_weights=True)
 
 

@@ -1,4 +1,4 @@
-"""Softmax of rows over what is visible: the function and its checks."""
+"""`softmax`: the public function and its checks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def softmax(
     *,
     num_threads: int | None = None,
 ) -> np.ndarray:
-    r"""Softmax of each row of scores over what is visible.
+    r"""Compute the softmax of each row of scores over its visible entries.
 
     .. math:: \mathrm{weights}_j = \frac{e^{s_j - m}}{\sum_k e^{s_k - m}}, \quad m = \max_k s_k
 
@@ -46,11 +46,11 @@ def softmax(
         float16, bfloat16 (of ml_dtypes), float32 or float64.
     mask : array_like, optional
         Broadcastable to the shape of `scores`. Boolean: True = visible. Floating, also a scalar of
-        NumPy: added to the scores; only -inf hides.
+        NumPy: added to the scores; only -inf hides an entry.
     lengths : array_like of int, optional
-        Broadcastable to the shape of `scores` without `axis`: entries from there on are hidden.
+        Broadcastable to the shape of `scores` without `axis`: later entries are hidden.
     axis : int
-        Along which a row lies.
+        Axis along which the softmax is taken.
     out : ndarray, optional
         Where to write the result: the shape and dtype of `scores`, sharing no memory with it.
     num_threads : int, optional
@@ -59,16 +59,15 @@ def softmax(
     Returns
     -------
     weights : ndarray, shape and dtype of `scores`
-        Hidden entries are 0, visible ones of a row sum to 1; a row with nothing visible is all 0,
-        and one that sees NaN is NaN throughout. A score of -inf counts as hidden: a row of them
-        alone is all 0.
+        Hidden entries are 0, the visible ones of a row sum to 1. A row without visible entries is
+        all 0, and a row with a visible NaN is all NaN. A score of -inf counts as hidden.
 
     Raises
     ------
     ValueError
-        A shape or a value is wrong. Nothing has been written then.
+        A shape or a value is wrong. Nothing was written in that case.
     TypeError
-        An argument is of a wrong kind.
+        An argument has a wrong type.
 
     References
     ----------
@@ -89,7 +88,7 @@ def softmax(
     if call.lengths is not None:
         lengths = np.broadcast_to(call.lengths, shape[:-1]).astype(np.int64).reshape(rows)
     if call.mask is not None:
-        # Rows of a repeated mask need no copy unless the repeated axis lies between others.
+        # The reshape copies a broadcast mask only if the repeated axis lies between others.
         mask = prepared_mask(call.mask, compute_type(call.dtype))
         mask = np.moveaxis(np.broadcast_to(mask, call.scores.shape), call.axis, -1)
         mask = mask.reshape(rows, n)
@@ -104,7 +103,7 @@ def softmax(
 
 
 class CheckedSoftmax(NamedTuple):
-    """A call of `softmax` whose arguments are right; nothing is made for it yet."""
+    """A call of `softmax` with checked arguments; nothing is allocated yet."""
 
     scores: np.ndarray
     mask: np.ndarray | None
@@ -115,7 +114,7 @@ class CheckedSoftmax(NamedTuple):
 
     @property
     def shape(self) -> Shape:
-        """The weights' shape."""
+        """The shape of the weights."""
         return self.scores.shape
 
 

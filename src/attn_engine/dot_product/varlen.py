@@ -1,4 +1,4 @@
-"""Attention over packed sequences, and its gradients: public functions, without arithmetic."""
+"""Attention over packed sequences, and its gradients: the public functions."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ def scaled_dot_product_attention_varlen(
     out: np.ndarray | None = None,
     num_threads: int | None = None,
 ) -> np.ndarray | LseResult:
-    """Attend within each of several sequences that lie packed one after the other, unpadded.
+    """Attend within each of several sequences that are packed one after the other, unpadded.
 
     Sequence b has the query rows from ``cu_seqlens_q[b]`` to ``cu_seqlens_q[b + 1]`` and the key
     rows from ``cu_seqlens_k[b]`` to ``cu_seqlens_k[b + 1]``; positions count from its own start.
-    Its result has the bits of `scaled_dot_product_attention` on it alone.
+    Its result has the same bits as `scaled_dot_product_attention` of that sequence alone.
 
     Parameters
     ----------
@@ -77,12 +77,12 @@ def scaled_dot_product_attention_varlen(
         queries or no keys.
     causal_offset : int, array_like of int with shape (sequences,), or "bottom_right"
         Position of a sequence's query 0 among its keys, at most 2**48 in size; "bottom_right"
-        aligns its last ones.
+        aligns its last query with its last key.
     alibi_slopes : array_like, shape (n_heads,) or (sequences, n_heads), optional
-        Of ALiBi, as in `scaled_dot_product_attention`, at most 2**64 in size.
+        Slopes of ALiBi as in `scaled_dot_product_attention`, at most 2**64 in size.
     is_causal, scale, enable_gqa, window, softcap, sinks, dropout_p, dropout_seed
-        As in `scaled_dot_product_attention`. Dropout takes the number of the sequence for that
-        of the batch entry.
+        As in `scaled_dot_product_attention`. For dropout the number of
+        the sequence is that of the batch entry.
     return_lse : bool
         Also return the log of the sum of exponentials of each row's scores.
     out, num_threads
@@ -91,7 +91,7 @@ def scaled_dot_product_attention_varlen(
     Returns
     -------
     output : ndarray, shape (total_q, n_heads, d_v), in query's dtype
-        Returned alone, or in an `LseResult` with `return_lse`.
+        Alone, or in an `LseResult` with `return_lse`.
     lse : ndarray, shape (n_heads, total_q), float64 for float64 inputs, else float32
         With `return_lse`.
 
@@ -99,9 +99,9 @@ def scaled_dot_product_attention_varlen(
     ------
     ValueError
         A shape or a value is wrong: cumulated lengths that do not begin at 0, decrease, or end
-        elsewhere than their array. Nothing has been written then.
+        elsewhere than their array. Nothing was written in that case.
     TypeError
-        An argument is of a wrong kind.
+        An argument has a wrong type.
     MemoryError
         No memory for the result or for scratch space.
 
@@ -159,29 +159,28 @@ def scaled_dot_product_attention_varlen_backward(
     needs: Iterable[str] = NAMES,
     num_threads: int | None = None,
 ) -> AttentionGradients:
-    """Gradients of `scaled_dot_product_attention_varlen` by its inputs, from its output and lse.
+    """Compute the gradients of `scaled_dot_product_attention_varlen` from its output and lse.
 
-    Nothing is padded: each sequence is gone through where it lies. Its gradients of query, key and
-    value have the bits of `scaled_dot_product_attention_backward` on it alone, where there is no
-    dropout.
+    Nothing is padded. Without dropout, a sequence's gradients of query, key and value have the same
+    bits as `scaled_dot_product_attention_backward` of that sequence alone.
 
     Parameters
     ----------
     grad_output : array_like, shape (total_q, n_heads, d_v)
         Gradient by the output: its shape and dtype; any strides.
     query, key, value : array_like
-        What the forward was given.
+        As passed to the forward pass.
     output : array_like, shape (total_q, n_heads, d_v)
-        What the forward returned.
+        As returned by the forward pass.
     lse : array_like, shape (n_heads, total_q)
-        What the forward returned with ``return_lse=True``. That of another call is noticed where
-        it makes a row's weights sum to another number than 1.
+        As returned by the forward pass with ``return_lse=True``. Checked only roughly: ValueError
+        if the recomputed weights of a row do not sum to 1 within 3 %.
     cu_seqlens_q, cu_seqlens_k : array_like of int, shape (sequences + 1,)
-        As the forward was given.
+        As passed to the forward pass.
     is_causal, scale, enable_gqa, causal_offset, window, softcap, alibi_slopes, sinks
-        As the forward was given.
+        As passed to the forward pass.
     dropout_p, dropout_seed
-        As the forward was given: what it dropped is dropped here.
+        As passed to the forward pass, so that the same weights are dropped.
     grad_lse : array_like, shape (n_heads, total_q), optional
         Gradient by lse, in its dtype.
     needs : iterable of str
@@ -193,21 +192,20 @@ def scaled_dot_product_attention_varlen_backward(
     Returns
     -------
     query, key, value : ndarray
-        In shape and dtype of the argument; those of a key and value head are sums over the query
-        heads that share it.
+        In the shape and dtype of the argument; the gradient of a key or value head is the sum over
+        the query heads that share it.
     attn_mask : None
-        There is no mask.
+        Always None, because there is no mask.
     sinks, alibi_slopes : ndarray
-        In shape and dtype of the argument: sums over all sequences, but of slopes that each
-        sequence has its own of.
+        In the shape and dtype of the argument, summed over all sequences unless each sequence has
+        its own slopes.
 
     Raises
     ------
     ValueError
-        A shape or a value is wrong: weights that do not sum to 1 with this lse. Nothing is returned
-        then.
+        A shape or a value is wrong, or weights do not sum to 1 with this lse.
     TypeError
-        An argument is of a wrong kind.
+        An argument has a wrong type.
     MemoryError
         No memory for the gradients or for scratch space.
 

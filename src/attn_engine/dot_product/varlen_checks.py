@@ -51,7 +51,7 @@ def check(
 
 
 def _end(starts: Any) -> int | None:
-    """Where the last sequence ends, if these are what they should be."""
+    """Return the end of the last sequence, None if `starts` is not a sequence of integers."""
     try:
         return int(starts[-1])
     except (TypeError, ValueError, IndexError, KeyError):
@@ -61,7 +61,7 @@ def _end(starts: Any) -> int | None:
 def _starts(
     cu_seqlens_q: Any, cu_seqlens_k: Any, total_q: int, total_k: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Where each sequence of queries and of keys begins, and where the last one ends."""
+    """Return the checked starts of the sequences of queries and keys, with the final end."""
     queries = _checked("cu_seqlens_q", cu_seqlens_q, total_q, "query")
     keys = _checked("cu_seqlens_k", cu_seqlens_k, total_k, "key")
     if len(queries) != len(keys):
@@ -74,7 +74,7 @@ def _starts(
 
 
 def _checked(name: str, value: Any, total: int, packed: str) -> np.ndarray:
-    """Integers that go from 0 to the rows there are and never down."""
+    """Return starts as int64; they must go from 0 to `total` and never decrease."""
     starts, fix = (
         as_integers(name, value),
         "from lengths it is np.concatenate([[0], np.cumsum({})])",
@@ -107,7 +107,7 @@ def _checked(name: str, value: Any, total: int, packed: str) -> np.ndarray:
 
 
 def _mended(what: str, name: str, starts: np.ndarray, total: int) -> ShapeError | None:
-    """The error about lengths, or about starts without the first, if they are that."""
+    """Return the error if these may be lengths, or starts without the first 0, otherwise None."""
     if starts.min() < 0 or starts.max() > total:
         return None
     starts = starts.astype(np.int64)

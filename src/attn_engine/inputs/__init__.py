@@ -1,1 +1,1 @@
-"""What comes in, for every function: arrays, options, the checked call."""
+"""Checks that all functions share: arrays, options, and the checked call."""

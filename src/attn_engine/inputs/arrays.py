@@ -1,7 +1,7 @@
-"""Arrays of every origin, brought to the few forms the kernels read.
+"""Convert array arguments to the few forms that the kernels read.
 
-NumPy arrays pass untouched; other array-likes come in through DLPack or `np.asarray`. Nothing here
-knows what attention is: whether shapes make sense together is decided elsewhere.
+NumPy arrays are returned unchanged; other array-likes are read through DLPack or `np.asarray`.
+Nothing here knows about attention: whether shapes fit together is checked elsewhere.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ CODES = {
     dtype: _core.DTYPES.index(name) for dtype, name in ((F32, "f32"), (F64, "f64"), (F16, "f16"))
 }
 LARGEST = {dtype: float(np.finfo(dtype).max) for dtype in (F32, F64)}  # of the compute types
-SMALLEST = {dtype: float(np.finfo(dtype).tiny) for dtype in (F32, F64)}  # normal numbers
+SMALLEST = {dtype: float(np.finfo(dtype).tiny) for dtype in (F32, F64)}  # normal numbers only
 BF16_CODE = _core.DTYPES.index("bf16")
 SUPPORTED = "float16, bfloat16, float32 or float64"
 
@@ -25,12 +25,12 @@ _CPU_DEVICES = (1, 3)
 _OVERLAP_EFFORT = 10_000
 
 
-# Classes of JAX, torch and Keras, any of them a base of what these pass to a function they trace.
+# Base classes of the objects that JAX, torch and Keras pass to a function while they trace it.
 _SYMBOLS = {"Tracer", "FakeTensor", "FunctionalTensor", "KerasTensor"}
 
 
 def as_array(name: str, value: Any) -> np.ndarray:
-    """`value` as a plain ndarray of whatever dtype, without a copy where its memory can be read."""
+    """Return `value` as a plain ndarray of any dtype, without a copy if its memory can be read."""
     if type(value) is np.ndarray:
         return value
     if value is None:
@@ -49,20 +49,20 @@ def as_array(name: str, value: Any) -> np.ndarray:
         )
     if hasattr(value, "__dlpack_device__"):
         return _from_dlpack(name, value)
-    if hasattr(value, "_fields"):  # alike in shape, the arrays of a result would become one
+    if hasattr(value, "_fields"):  # np.asarray would stack the arrays of a result
         fields = " or ".join(f".{field}" for field in value._fields)
         raise TypeError(
             f"{name}: got a whole {type(value).__name__}, expected an array; pass its {fields}"
         )
     try:
         return np.asarray(value)
-    except (ValueError, TypeError) as error:  # of any class: some take no text
+    except (ValueError, TypeError) as error:  # subclasses may not accept a message
         kind = TypeError if isinstance(error, TypeError) else ValueError
         raise kind(f"{name}: cannot be read as an array; {error}") from error
 
 
 def _from_dlpack(name: str, tensor: Any) -> np.ndarray:
-    """A tensor of another library as a view of its memory."""
+    """Return a view of the memory of another library's tensor."""
     if getattr(tensor, "is_meta", False):
         raise TypeError(
             f"{name}: the tensor is on torch's meta device, where it has a shape and no numbers; "
@@ -83,7 +83,7 @@ def _from_dlpack(name: str, tensor: Any) -> np.ndarray:
             f"{name}: the tensor lives on {where}; copy it to the CPU, e.g. {name}.cpu()"
         )
     try:
-        if hasattr(tensor, "resolve_neg"):  # of torch: z.conj().imag has a sign that DLPack drops
+        if hasattr(tensor, "resolve_neg"):  # DLPack drops torch's lazy sign of z.conj().imag
             tensor = tensor.resolve_neg()
         buffer, dtype = _core.dlpack(tensor)
     except (RuntimeError, ValueError, BufferError, TypeError) as error:
@@ -97,7 +97,7 @@ def _from_dlpack(name: str, tensor: Any) -> np.ndarray:
 
 
 def bfloat16(name: str) -> np.dtype:
-    """NumPy's bfloat16, which lives in a package that is imported only when it is needed."""
+    """Return the dtype bfloat16 of ml_dtypes, which is imported only when it is needed."""
     try:
         from ml_dtypes import bfloat16
     except ImportError:
@@ -109,7 +109,7 @@ def bfloat16(name: str) -> np.dtype:
 
 
 def as_floats(name: str, value: Any) -> np.ndarray:
-    """`value` as an array of a dtype the kernels store, in any byte order."""
+    """Return `value` as an array of a dtype that the kernels store, in any byte order."""
     array = as_array(name, value)
     if dtype_code(array.dtype) is None:
         raise TypeError(
@@ -119,19 +119,19 @@ def as_floats(name: str, value: Any) -> np.ndarray:
 
 
 def _converted(name: str, given: Any, dtype: str) -> str:
-    """Code that converts what was given, a tensor of torch or an array."""
+    """Return code that converts the argument, a torch tensor or an array, to another dtype."""
     if hasattr(given, "resolve_neg"):
         return f"{name}.to({dtype.replace('np.', 'torch.')})"
     return f"{name}.astype({dtype})"
 
 
 def _way_out(name: str, dtype: np.dtype, given: Any) -> str:
-    """The end of the message about a dtype that cannot be used."""
+    """Return the end of the message about an unsupported dtype."""
     if dtype.kind in "biu":
         return f"convert it, e.g. np.asarray({name}, dtype=np.float32)"
     if dtype.kind == "f":
         return f"convert it, e.g. {_converted(name, given, 'np.float64')}"
-    if dtype.name.startswith(("float", "int", "uint")):  # of ml_dtypes: float8_e4m3fn, int4
+    if dtype.name.startswith(("float", "int", "uint")):  # ml_dtypes, such as int4
         return f"convert it, e.g. {_converted(name, given, 'np.float32')}"
     if dtype.kind == "c":
         return "attention over complex numbers is not defined here"
@@ -141,7 +141,10 @@ def _way_out(name: str, dtype: np.dtype, given: Any) -> str:
 def check_same_dtype(
     name: str, array: np.ndarray, other: str, model: np.ndarray, given: Any = None
 ) -> None:
-    """Two arrays have one dtype, byte order apart; given: what the first was read from."""
+    """Raise TypeError unless two arrays have the same dtype, ignoring byte order.
+
+    `given` is the object that the first array was read from.
+    """
     if native(array.dtype) != native(model.dtype):
         raise TypeError(
             f"{name}: dtype {array.dtype} but {other} has {model.dtype}; convert one of them, "
@@ -150,7 +153,7 @@ def check_same_dtype(
 
 
 def as_tensors(query: Any, key: Any, value: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The three arrays, of one dtype byte order apart."""
+    """Return the three arrays; their dtypes must be equal, ignoring byte order."""
     if (
         type(query) is type(key) is type(value) is np.ndarray
         and query.dtype is key.dtype is value.dtype
@@ -165,7 +168,7 @@ def as_tensors(query: Any, key: Any, value: Any) -> tuple[np.ndarray, np.ndarray
 
 
 def as_integers(name: str, value: Any) -> np.ndarray:
-    """`value` as an array of integers; bool and float are other kinds, an empty list is none."""
+    """Return `value` as an array of integers; reject bool, float and empty lists."""
     array = as_array(name, value)
     if isinstance(value, (list, tuple)) and not array.size:
         return array.astype(np.int64)
@@ -178,7 +181,7 @@ def as_integers(name: str, value: Any) -> np.ndarray:
 
 
 def dtype_code(dtype: np.dtype) -> int | None:
-    """Index of `dtype` in `_core.DTYPES`, byte order apart; None if it is not among them."""
+    """Return the index of `dtype` in `_core.DTYPES`, ignoring byte order; None if it is missing."""
     code = CODES.get(dtype)
     if code is None:
         code = BF16_CODE if is_bfloat16(dtype) else CODES.get(native(dtype))
@@ -186,7 +189,7 @@ def dtype_code(dtype: np.dtype) -> int | None:
 
 
 def as_dtype(value: Any) -> np.dtype:
-    """A `dtype` argument as one that the kernels store, in native byte order."""
+    """Return a `dtype` argument as a dtype that the kernels store, in native byte order."""
     if isinstance(value, str) and value == "bfloat16":  # NumPy may not know the name yet
         return bfloat16("dtype")
     try:
@@ -199,35 +202,35 @@ def as_dtype(value: Any) -> np.dtype:
 
 
 def is_bfloat16(dtype: np.dtype) -> bool:
-    """Known by its name, so that ml_dtypes need not be imported to ask."""
+    """Recognise bfloat16 by its name, so that ml_dtypes need not be imported."""
     return dtype.kind == "V" and dtype.type.__name__ == "bfloat16"
 
 
 def native(dtype: np.dtype) -> np.dtype:
-    """`dtype` in this machine's byte order."""
+    """Return `dtype` in this machine's byte order."""
     return dtype if dtype.isnative else dtype.newbyteorder("=")
 
 
 def compute_type(dtype: np.dtype) -> np.dtype:
-    """What the kernels compute in: float64 for float64, float32 for everything else."""
+    """Return the dtype in which the kernels compute: float64 for float64, otherwise float32."""
     return F64 if native(dtype) == F64 else F32
 
 
 def rounded_to(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """`array` in a dtype, without a word where that makes of numbers infinities, zeros or NaN."""
+    """Convert `array` to a dtype without warnings about overflow, underflow or NaN."""
     with np.errstate(all="ignore"):
         return array.astype(dtype, copy=False)
 
 
 def is_walkable(array: np.ndarray) -> bool:
-    """Whether the kernels can walk `array` as it lies: native, aligned, rows contiguous."""
+    """Return whether the kernels can read `array` as it is: native, aligned, rows contiguous."""
     return array.strides[-1] == array.itemsize and array.flags.aligned and array.dtype.isnative
 
 
 def walkable(array: np.ndarray, dtype: np.dtype | None = None) -> np.ndarray:
-    """`array` itself if the kernels can walk it, and it is of the dtype, else a copy they can.
+    """Return `array` if it has the dtype and the kernels can read it, otherwise a copy.
 
-    What outer axes only repeat (stride 0) is copied once, and repeated like that again.
+    Outer axes with stride 0 are copied once, and have stride 0 in the copy too.
     """
     dtype = native(array.dtype) if dtype is None else dtype
     if array.dtype == dtype and is_walkable(array):
@@ -239,12 +242,12 @@ def walkable(array: np.ndarray, dtype: np.dtype | None = None) -> np.ndarray:
 
 
 def raw(array: np.ndarray) -> np.ndarray:
-    """`array` as the binding takes it: bfloat16, without a buffer format, goes as its bits."""
+    """Return `array` for the binding: bfloat16 as uint16, because it has no buffer format."""
     return array if array.dtype.kind != "V" else array.view(np.uint16)
 
 
 def as_mask(name: str, value: Any) -> np.ndarray:
-    """`value` as an array of bool or of some float dtype.
+    """Return `value` as an array of bool or of a float dtype.
 
     A number or a truth value is more often a slip of position. A NumPy float is not: arithmetic
     of arrays without axes makes one.
@@ -268,13 +271,13 @@ def as_mask(name: str, value: Any) -> np.ndarray:
 
 
 def distinct(array: np.ndarray) -> np.ndarray:
-    """`array` with size 1 for axes along which it only repeats itself (stride 0)."""
+    """Return a view of `array` in which repeated axes (stride 0) have size 1."""
     return array[tuple([slice(1) if stride == 0 else slice(None) for stride in array.strides])]
 
 
 def prepared_mask(mask: np.ndarray, compute: np.dtype) -> np.ndarray:
-    """`mask` as bool or `compute`, with at least one axis; repeated axes (stride 0) get size 1."""
-    if 0 in mask.strides:  # converting a mask must not cost what a broadcast one spans
+    """Convert `mask` to bool or `compute`; give it an axis, and repeated axes (stride 0) size 1."""
+    if 0 in mask.strides:  # convert each number of a broadcast mask only once
         mask = distinct(mask)
     if not mask.ndim:
         mask = mask.reshape(1)
@@ -289,7 +292,7 @@ def prepared_mask(mask: np.ndarray, compute: np.dtype) -> np.ndarray:
 
 
 def first_of(bad: np.ndarray) -> tuple[tuple[int, ...] | None, str]:
-    """Index of the first True and the words for it; None if there is none."""
+    """Return the index of the first True and its text for a message; None if there is none."""
     if not bad.any():
         return None, ""
     where = tuple(int(i) for i in np.argwhere(bad)[0])
@@ -298,11 +301,11 @@ def first_of(bad: np.ndarray) -> tuple[tuple[int, ...] | None, str]:
 
 
 def overlaps_itself(array: np.ndarray) -> bool:
-    """Whether two elements of an array share memory."""
+    """Return whether two elements of an array share memory."""
     if array.flags.c_contiguous or not array.size:
         return False
     axes = sorted((abs(s), n) for s, n in zip(array.strides, array.shape, strict=True) if n > 1)
-    reach, apart = array.itemsize, True  # of the axes so far, which hop over each other
+    reach, apart = array.itemsize, True  # for the axes so far; apart: no two elements overlap
     for stride, n in axes:
         apart &= stride >= reach
         reach += stride * (n - 1)
@@ -316,7 +319,7 @@ def overlaps_itself(array: np.ndarray) -> bool:
 
 
 def overlap(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether two arrays share memory; also True where that is too hard to decide."""
+    """Return whether two arrays share memory; True also if that is too expensive to decide."""
     if not np.may_share_memory(a, b):
         return False
     try:

@@ -1,4 +1,4 @@
-"""The options of dot-product attention: their names, defaults and checks, listed here alone."""
+"""The options of dot-product attention: the only list of their names, defaults and checks."""
 
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from .options import (
     check_softcap,
 )
 
-# Options that may be arrays, or hold some: `out` may not share their memory.
+# Options that may be or contain arrays, whose memory `out` may not share.
 _ARRAYS = (
     *("attn_mask", "causal_offset", "query_lengths", "key_lengths", "segment_ids"),
     *("alibi_slopes", "sinks"),
@@ -23,7 +23,7 @@ _ARRAYS = (
 
 
 class AttentionOptions(NamedTuple):
-    """What `scaled_dot_product_attention` takes beside its tensors and the number of threads.
+    """Arguments of `scaled_dot_product_attention` except its tensors and `num_threads`.
 
     Other functions take some of them; `tests/structure/test_options.py` compares all signatures
     with this list.
@@ -53,7 +53,7 @@ class AttentionOptions(NamedTuple):
         return {name: getattr(self, name) for name in _ARRAYS}
 
     def limits(self, batch: Shape, n_q: int | np.ndarray, n_kv: int | np.ndarray) -> Limits:
-        """Check what says by position which keys are visible."""
+        """Check the options that decide by position which keys are visible."""
         return check_limits(
             self.is_causal, self.causal_offset, self.window, self.query_lengths, self.key_lengths,
             batch, n_q, n_kv,
@@ -62,7 +62,7 @@ class AttentionOptions(NamedTuple):
     def extras(
         self, batch: Shape, n_heads: int, n_q: int, n_kv: int, compute: np.dtype
     ) -> Extras | None:
-        """Check what changes scores or weights, and documents; None where all are the defaults."""
+        """Check softcap, slopes, sinks, segments and dropout; return None if all have defaults."""
         if (
             self.alibi_slopes is None
             and self.sinks is None
@@ -84,7 +84,7 @@ class AttentionOptions(NamedTuple):
     def packed_extras(
         self, batch: Shape, n_heads: int, compute: np.dtype, starts: tuple[np.ndarray, np.ndarray]
     ) -> Extras:
-        """Check the same of packed sequences, which have starts and no documents."""
+        """Check the same options for packed sequences, which have `cu_seqlens` and no segments."""
         slopes, sinks = self.alibi_slopes, self.sinks
         return Extras(
             check_softcap(self.softcap, compute),

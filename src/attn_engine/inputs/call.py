@@ -1,4 +1,4 @@
-"""A call on its way to the core: checked, then prepared; and where its results go."""
+"""Checked and prepared calls of dot-product attention, and the arrays for their results."""
 
 from collections.abc import Iterator
 from math import prod
@@ -12,7 +12,7 @@ from .arrays import CODES, as_array, is_walkable, overlap, overlaps_itself, raw,
 
 
 class Sizes(NamedTuple):
-    """How much there is of everything, as the core counts: `batch` is all batch axes in one."""
+    """Sizes of a call as the core counts them; `batch` is the product of all batch axes."""
 
     batch: int
     n_heads: int
@@ -24,10 +24,10 @@ class Sizes(NamedTuple):
 
 
 class CheckedCall(NamedTuple):
-    """A call of dot-product attention whose arguments are right; nothing is made for it yet.
+    """A call of dot-product attention with checked arguments; nothing is allocated yet.
 
-    Numbers for each entry or head are already of the core's types; tensors and the mask are as
-    they came. `prepare` makes of it what the core reads.
+    Arrays with a number for each entry or head already have the core's types; tensors and the
+    mask are as passed. `prepare` converts the call to what the core reads.
     """
 
     query: np.ndarray
@@ -36,8 +36,8 @@ class CheckedCall(NamedTuple):
     mask: np.ndarray | None
     out: np.ndarray | None
     shape: Shape  # of the output
-    axes: str  # the words for it
-    rows: Shape  # of lse; that of the weights but for n_kv
+    axes: str  # its axes in words
+    rows: Shape  # of lse; the weights have n_kv as one more axis
     sizes: Sizes
     dtype: np.dtype  # of the output, in native byte order
     compute: np.dtype
@@ -52,19 +52,19 @@ class CheckedCall(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """What the core takes, and the arrays it will have filled."""
+    """The core's argument, and the arrays that it fills."""
 
     core: AttentionCall | AdditiveCall
     output: np.ndarray
     weights: np.ndarray | None
     lse: np.ndarray | None
-    spill: np.ndarray | None  # the caller's `out`, where the core can only fill `output` for it
+    spill: np.ndarray | None  # the caller's `out`, if the core cannot write to it
 
     def deliver(self) -> np.ndarray:
         """Return the caller's output, after the core has run."""
         if self.spill is None:
             return self.output
-        with np.errstate(all="ignore"):  # of 16 bits, where the output was computed wider
+        with np.errstate(all="ignore"):  # `spill` may have fewer bits than the output
             self.spill[...] = self.output
         return self.spill
 
@@ -101,7 +101,7 @@ def check_out(out: Any, shape: Shape, dtype: np.dtype, inputs: dict[str, Any], a
 
 
 def _arrays_in(name: str, value: Any) -> Iterator[np.ndarray]:
-    """The arrays that an argument is, or holds."""
+    """Return the arrays that an argument is or contains."""
     if type(value) in (list, tuple):
         for each in value:
             yield from _arrays_in(name, each)
@@ -112,7 +112,7 @@ def _arrays_in(name: str, value: Any) -> Iterator[np.ndarray]:
 def destination(
     out: np.ndarray | None, shape: Shape, dtype: np.dtype, core_shape: Shape
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """What will hold the result, the view of it for the core, and the `out` to copy it to."""
+    """Return the result's array, the core's view of it, and the `out` to copy it to, if any."""
     if out is None:
         output = np.empty(shape, dtype)
         return output, output if shape == core_shape else output.reshape(core_shape), None
@@ -124,16 +124,16 @@ def destination(
 
 
 def flat_shape(shape: Shape, kept: int) -> Shape:
-    """`shape` with everything before the last `kept` axes in one, if there are several."""
+    """Return `shape` with all axes before the last `kept` merged into one."""
     return shape if len(shape) <= kept + 1 else (prod(shape[:-kept]), *shape[-kept:])
 
 
 def flat(array: np.ndarray, kept: int) -> np.ndarray:
-    """`array` in `flat_shape`, as a view where its strides allow."""
+    """Return `array` in `flat_shape`, as a view if its strides allow."""
     if array.ndim <= kept + 1:
         return array
     shape = flat_shape(array.shape, kept)
-    if not array.size:  # all strides are 0, though nothing is repeated
+    if not array.size:  # all strides may be 0 although nothing is repeated
         return array.reshape(shape)
     once = [slice(1) if stride == 0 else slice(None) for stride in array.strides[-kept:]]
     few = array[(..., *once)]
@@ -142,7 +142,7 @@ def flat(array: np.ndarray, kept: int) -> np.ndarray:
 
 
 def readable(array: np.ndarray) -> np.ndarray:
-    """`array` as the core reads it: itself if it can be, in at most four axes."""
+    """Return `array` with at most four axes, in a form that the core reads; copy if needed."""
     if array.ndim < 5 and array.dtype in CODES and (array.flags.carray or is_walkable(array)):
         return array
     return raw(walkable(flat(array, 3)))

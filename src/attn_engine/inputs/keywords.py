@@ -1,11 +1,11 @@
-"""Keyword arguments that overloads have in common, spelled once, for type checkers alone."""
+"""Keyword arguments shared by several overloads; only type checkers read them."""
 
 from typing import Literal, TypeAlias, TypedDict
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-Yes: TypeAlias = Literal[True]  # of a flag that decides what comes back
+Yes: TypeAlias = Literal[True]  # a flag that selects the type of the result
 No: TypeAlias = Literal[False]
 
 
@@ -16,7 +16,7 @@ class _Shared(TypedDict, total=False):
 
 
 class TensorKeywords(_Shared, total=False):
-    """Of `scaled_dot_product_attention`, but those that other libraries have as tensors."""
+    """Keywords of `scaled_dot_product_attention` that are not tensors of other libraries."""
 
     causal_offset: int | str | ArrayLike
     query_lengths: ArrayLike | None
@@ -33,11 +33,11 @@ class _ArrayKeywords(TypedDict, total=False):
 
 
 class AttentionKeywords(TensorKeywords, _ArrayKeywords, total=False):
-    """Of `scaled_dot_product_attention`."""
+    """Keywords of `scaled_dot_product_attention`."""
 
 
 class CacheKeywords(_Shared, _ArrayKeywords, total=False):
-    """Of `KVCache.attend`."""
+    """Keywords of `KVCache.attend`."""
 
     is_causal: bool
     scale: float | None
@@ -45,7 +45,7 @@ class CacheKeywords(_Shared, _ArrayKeywords, total=False):
 
 
 class PackedTensorKeywords(_Shared, total=False):
-    """Of `scaled_dot_product_attention_varlen`, but those that are tensors, as above."""
+    """Keywords of `scaled_dot_product_attention_varlen` that are not tensors."""
 
     is_causal: bool
     scale: float | None
@@ -56,4 +56,4 @@ class PackedTensorKeywords(_Shared, total=False):
 
 
 class PackedKeywords(PackedTensorKeywords, _ArrayKeywords, total=False):
-    """Of `scaled_dot_product_attention_varlen`."""
+    """Keywords of `scaled_dot_product_attention_varlen`."""

@@ -1,7 +1,7 @@
-"""The arguments beside the tensors: flags, numbers, windows, lengths, sinks, checked one by one.
+"""Check arguments that are not tensors: flags, numbers, windows, lengths, sinks and so on.
 
 Each function takes what the caller passed and returns what the core reads, or raises: TypeError for
-a wrong kind, ValueError for a wrong value or shape.
+a wrong type, ValueError for a wrong value or shape.
 """
 
 import operator
@@ -25,17 +25,17 @@ from .arrays import (
     rounded_to,
 )
 
-# No axis of an array in memory is longer: a wider window is no limit, and sums cannot overflow.
+# No array has a longer axis, so a wider window is no limit and sums of positions cannot overflow.
 _LONGEST = 2**48
-# Times the longest distance it is still a finite bias in every compute type.
+# The bias of the longest distance is still finite in every compute type.
 _STEEPEST = 2.0**64
 _FEW = 32
-# No machine runs more, and a team larger than the system can start would end the process.
+# OpenMP ends the process if the system cannot start a team; no machine runs more threads than this.
 _MOST_THREADS = 1024
 
 
 def check_threads(name: str, value: Any) -> int:
-    """An explicit number of threads."""
+    """Return an explicit number of threads, checked."""
     count = check_integer(name, value, "a whole number of threads")
     if not 1 <= count <= _MOST_THREADS:
         raise ValueError(
@@ -45,7 +45,7 @@ def check_threads(name: str, value: Any) -> int:
 
 
 def check_count(name: str, value: Any) -> int:
-    """A number of things of which there is at least one."""
+    """Return a count of at least 1, checked."""
     count = check_integer(name, value, "a whole number above 0")
     if count < 1:
         raise ValueError(f"{name}: got {count}, expected at least 1")
@@ -53,7 +53,7 @@ def check_count(name: str, value: Any) -> int:
 
 
 def check_flag(name: str, value: Any) -> bool:
-    """A boolean argument; 0 and 1 are more often a slip of position."""
+    """Return a boolean argument; reject 0 and 1, which are often arguments in the wrong place."""
     if value is True or value is False:
         return value
     if not isinstance(value, (bool, np.bool_)):
@@ -62,7 +62,7 @@ def check_flag(name: str, value: Any) -> bool:
 
 
 def check_integer(name: str, value: Any, expected: str) -> int:
-    """An integer argument; True is not 1 here."""
+    """Return an integer argument; reject bool."""
     if not isinstance(value, bool):
         try:
             return operator.index(value)
@@ -72,10 +72,10 @@ def check_integer(name: str, value: Any, expected: str) -> int:
 
 
 def shown_value(value: Any) -> str:
-    """What was got, short enough for a message."""
+    """Return the repr of a value, short enough for a message."""
     try:
         text = repr(value)
-    except ValueError:  # Python refuses to write integers of thousands of digits
+    except ValueError:  # Python does not format integers of thousands of digits
         text = ""
     return (
         text
@@ -85,7 +85,7 @@ def shown_value(value: Any) -> str:
 
 
 def check_layout(layout: Any) -> bool:
-    """Whether heads come after the sequence axis."""
+    """Return whether the layout has heads after the sequence axis."""
     if not isinstance(layout, str):
         raise TypeError(f'layout: got {shown_value(layout)}, expected "bhsd" or "bshd"')
     if layout not in ("bhsd", "bshd"):
@@ -97,19 +97,19 @@ def check_layout(layout: Any) -> bool:
 
 
 def check_real(name: str, value: Any, expected: str) -> float:
-    """A real number as a float; True is not 1 here."""
+    """Return a real number as a float; reject bool."""
     if type(value) is float:
         return value
     if not isinstance(value, Real) or isinstance(value, bool):
         raise TypeError(f"{name}: got {shown_value(value)}, expected {expected}")
     try:
         return float(value)
-    except OverflowError:  # an integer beyond any float
+    except OverflowError:  # an integer larger than any float
         return inf
 
 
 def check_share(name: str, value: Any) -> float:
-    """The share of the weights to drop."""
+    """Return the share of the weights to drop, checked."""
     share = check_real(name, value, "a real number, 0.0 to drop nothing")
     if not 0 <= share < 1:
         raise ValueError(f"{name}: got {shown_value(value)}, expected at least 0 and less than 1")
@@ -117,7 +117,7 @@ def check_share(name: str, value: Any) -> float:
 
 
 def check_dropout(dropout_p: Any, dropout_seed: Any) -> tuple[float, int]:
-    """The share of weights to drop, and the seed that decides which."""
+    """Return the share of weights to drop and the seed that decides which, checked."""
     share = check_share("dropout_p", dropout_p)
     if dropout_seed is None:
         if share > 0:
@@ -133,7 +133,7 @@ def check_dropout(dropout_p: Any, dropout_seed: Any) -> tuple[float, int]:
 
 
 def check_scale(scale: Any, d_qk: int, compute: np.dtype) -> float:
-    """The factor of the scores, finite in the compute type."""
+    """Return the factor of the scores, which must be finite in the compute type."""
     if scale is None:
         return 1.0 / sqrt(d_qk or 1)
     value = check_real("scale", scale, "a real number or None for 1/sqrt(d_qk)")
@@ -145,7 +145,7 @@ def check_scale(scale: Any, d_qk: int, compute: np.dtype) -> float:
 
 
 def check_softcap(softcap: Any, compute: np.dtype) -> float:
-    """What no score may exceed, 0 for no limit; neither 0 nor infinite in the compute type."""
+    """Return the limit of the scores, 0.0 for none; it must not round to 0 or infinity."""
     value = check_real("softcap", softcap, "a real number, 0.0 for none")
     least, most = SMALLEST[compute], LARGEST[compute]
     if value != 0 and not least <= value <= most:
@@ -157,7 +157,7 @@ def check_softcap(softcap: Any, compute: np.dtype) -> float:
 
 
 def check_slopes(slopes: Any, batch: Shape, n_heads: int, compute: np.dtype) -> np.ndarray:
-    """ALiBi's slopes, (n_heads,) or (entries, n_heads)."""
+    """Return ALiBi's slopes with shape (n_heads,) or (entries, n_heads), checked."""
     slopes = as_floats("alibi_slopes", slopes)
     if slopes.shape not in ((n_heads,), (*batch, n_heads)):
         expected = f"({n_heads},), a slope for each query head"
@@ -167,7 +167,7 @@ def check_slopes(slopes: Any, batch: Shape, n_heads: int, compute: np.dtype) -> 
         right = {(*batch_words(len(batch)), "n_heads"): (*batch, n_heads), ("n_heads",): (n_heads,)}
         raise wrong_shape(what, "alibi_slopes", slopes.shape, right, "pass as many as heads")
     with np.errstate(all="ignore"):
-        wide = slopes.astype(np.float64)  # in float16 the limit would be infinite
+        wide = slopes.astype(np.float64)  # the limit is not finite in float16
         where, place = first_of(~(abs(wide) <= _STEEPEST))
     if where is not None:
         raise ValueError(f"alibi_slopes: got {slopes[where]}{place}, expected finite, up to 2**64")
@@ -176,7 +176,7 @@ def check_slopes(slopes: Any, batch: Shape, n_heads: int, compute: np.dtype) -> 
 
 
 def check_sinks(sinks: Any, n_heads: int, compute: np.dtype) -> np.ndarray:
-    """A logit for each query head, -inf for none."""
+    """Return a logit for each query head, -inf for no sink, checked."""
     sinks = as_floats("sinks", sinks)
     if sinks.shape != (n_heads,):
         what = f"sinks: shape {sinks.shape}, expected ({n_heads},), a logit for each query head"
@@ -187,14 +187,14 @@ def check_sinks(sinks: Any, n_heads: int, compute: np.dtype) -> np.ndarray:
         where, place = first_of(~(sinks < inf))
     if where is not None:
         raise ValueError(f"sinks: got {sinks[where]}{place}, expected a number, or -inf for none")
-    # A finite one stays finite in the compute type: only a true -inf is none.
+    # Finite sinks stay finite in the compute type, because -inf means that there is no sink.
     limit = LARGEST[compute]
     wide = sinks.astype(np.float64)
     return rounded_to(np.where(sinks == -inf, -inf, np.clip(wide, -limit, limit)), compute)
 
 
 def _check_heads(what: str, name: str, shape: Shape, n_heads: int) -> None:
-    """ShapeError if these may be numbers of key heads, which groups of query heads share."""
+    """Raise ShapeError with a fix if there may be one number for each key head."""
     if len(shape) == 1 and shape[0] > 1 and n_heads % shape[0] == 0:
         raise ShapeError(
             what,
@@ -207,9 +207,9 @@ def _check_heads(what: str, name: str, shape: Shape, n_heads: int) -> None:
 def check_segments(
     segment_ids: Any, batch: Shape, n_q: int, n_kv: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The numbers of the documents that queries and keys belong to, (entries, n) each."""
+    """Return the document ids of queries and keys, each of shape (entries, n), checked."""
     advice = "expected (q_ids, kv_ids), for self-attention (ids, ids)"
-    # An array of two rows is more often the ids of two batch entries.
+    # An array is rejected: its two rows are more likely the ids of two batch entries.
     if not isinstance(segment_ids, (tuple, list)):
         raise TypeError(f"segment_ids: got {shown_value(segment_ids)}, {advice}")
     if len(segment_ids) != 2:
@@ -222,7 +222,7 @@ def check_segments(
 
 
 def _ids(name: str, value: Any, batch: Shape, n: int, axis: str) -> np.ndarray:
-    """Document numbers of one axis, for every batch entry."""
+    """Return the document ids of one axis for every batch entry, checked."""
     ids = as_integers(name, value)
     if ids.shape not in ((n,), (*batch, n)):
         raise wrong_shape(
@@ -247,7 +247,10 @@ def check_limits(
     n_q: int | np.ndarray,
     n_kv: int | np.ndarray,
 ) -> Limits:
-    """The arguments that say by position what is visible; n_q, n_kv of each entry if packed."""
+    """Check the arguments that decide by position which keys are visible.
+
+    For packed sequences `n_q` and `n_kv` are arrays with a number for each sequence.
+    """
     left = right = UNBOUNDED
     if window is not None:
         left, right = _window(window)
@@ -266,7 +269,7 @@ def check_limits(
 
 
 def _window(window: Any) -> tuple[int, int]:
-    """The sides of the window, UNBOUNDED where there is none."""
+    """Return both sides of the window, UNBOUNDED where there is no limit."""
     try:
         left, right = window
     except TypeError:
@@ -282,7 +285,7 @@ def _window(window: Any) -> tuple[int, int]:
 
 
 def _side(name: str, side: Any) -> int:
-    """One side of the window."""
+    """Return one side of the window, checked."""
     if side is None:
         return UNBOUNDED
     if type(side) is int and 0 <= side < _LONGEST:
@@ -294,9 +297,9 @@ def _side(name: str, side: Any) -> int:
 
 
 def check_lengths(name: str, value: Any, batch: Shape, n: int, axis: str) -> np.ndarray:
-    """One length for each batch entry, flat; `axis` is the word for the axis of size n."""
+    """Return one length for each batch entry, flat; `axis` names the axis of size n."""
     lengths = as_array(name, value)
-    if lengths.shape != (*batch, n):  # a mask, of any dtype, is told what to do
+    if lengths.shape != (*batch, n):  # a mask of any dtype gets the message below
         lengths = as_integers(name, value)
     if lengths.shape != batch:
         what = f"{name}: shape {lengths.shape}, expected {batch}: one length for each batch entry"
@@ -314,7 +317,7 @@ def check_lengths(name: str, value: Any, batch: Shape, n: int, axis: str) -> np.
 
 
 def _check_entries(what: str, name: str, shape: Shape, batch: Shape) -> None:
-    """ShapeError if there may be a length for each head of each entry."""
+    """Raise ShapeError with a fix if there may be a length for each head of each entry."""
     entries = prod(batch)
     if batch and shape[:-1] == batch and shape[-1] > 1:
         code, axes = f"{name}[..., 0]", in_words((*batch_words(len(batch)), "n_heads"))
@@ -329,7 +332,7 @@ def _check_entries(what: str, name: str, shape: Shape, batch: Shape) -> None:
 
 
 def check_range(name: str, numbers: np.ndarray, highest: int, what: str = "") -> None:
-    """Integers lie between 0 and `highest`; `what` says more of it."""
+    """Raise ValueError unless integers lie between 0 and `highest`; `what` ends the message."""
     if numbers.size <= _FEW:  # faster than NumPy
         few = numbers.ravel().tolist()
         lowest, largest = min(few, default=0), max(few, default=0)
@@ -342,7 +345,7 @@ def check_range(name: str, numbers: np.ndarray, highest: int, what: str = "") ->
 
 
 def _causal_offset(value: Any, batch: Shape, bottom_right: int | np.ndarray) -> int | np.ndarray:
-    """Where query 0 stands among the keys: one number, or one for each batch entry."""
+    """Return the key position of query 0: one number, or one for each batch entry."""
     if isinstance(value, str):
         if value != "bottom_right":
             raise ValueError(
@@ -372,6 +375,6 @@ def _causal_offset(value: Any, batch: Shape, bottom_right: int | np.ndarray) -> 
         where, place = first_of(np.asarray((far < -_LONGEST) | (far > _LONGEST)))
         raise ValueError(
             f"causal_offset: got {shown_value(int(far[where]))}{place}, expected -2**48 to 2**48, "
-            f"farther than any key can be"
+            f"no sequence is longer"
         )
     return offset

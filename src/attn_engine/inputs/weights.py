@@ -1,7 +1,7 @@
-"""Weights that somebody wants to read, checked: numbers of 0 and more, rows that sum to 1.
+"""Check attention weights that are to be shown or summarised: not negative, rows sum to 1.
 
-What a call of this library returns passes by construction. What comes from elsewhere may be scores
-or percentages, and a picture or an entropy of those would look just as good.
+Results of this library always pass. Other arrays may be scores or percentages, whose picture or
+entropy would look plausible but be wrong.
 """
 
 from typing import Any
@@ -10,16 +10,16 @@ import numpy as np
 
 from .arrays import F32, F64, as_array, as_floats, native
 
-# How far the sum of a row may be from 1: rounded weights of a long row add up to that.
+# How far the sum of a row may be from 1, because the rounding errors of a long row add up.
 SUM_TOLERANCE, SUM_TOLERANCE_16_BIT = 1e-3, 1e-2
 
 
 def check_weights(weights: Any, with_heads: bool = False) -> np.ndarray:
-    """`weights` (..., n_q, n_kv) in float64; ValueError unless its rows are probabilities or 0.
+    """Return `weights` (..., n_q, n_kv) in float64; each row must sum to 1 or be all 0.
 
-    A result of this library stands for the weights it holds; whole numbers may be weights too.
-    `with_heads`: an axis before n_q is one of heads, so results of a batch without heads are
-    refused.
+    A result of this library may be passed instead of its weights; integers are accepted. With
+    `with_heads` the axis before n_q is one of heads, so a result with a batch but no heads is
+    rejected.
     """
     given = held_weights("weights", weights, with_heads)
     if given.ndim < 2:
@@ -31,7 +31,7 @@ def check_weights(weights: Any, with_heads: bool = False) -> np.ndarray:
 
 
 def held_weights(name: str, weights: Any, with_heads: bool = False) -> np.ndarray:
-    """An array of floating-point numbers; of a result, or a list or tuple of them, the weights."""
+    """Return an array of floats; for a result, or a list or tuple of results, its weights."""
     if _is_result(weights):
         weights = _weights_of(name, weights, with_heads)
     elif isinstance(weights, list | tuple) and weights and all(map(_is_result, weights)):
@@ -43,18 +43,18 @@ def held_weights(name: str, weights: Any, with_heads: bool = False) -> np.ndarra
             )
         weights = np.stack([result.weights for result in weights])
     given = as_array(name, weights)
-    if given.dtype.kind in "iu":  # an alignment, of zeros and ones
+    if given.dtype.kind in "iu":  # an alignment of zeros and ones
         given = given.astype(np.float64)
     return as_floats(name, given)
 
 
 def _is_result(given: Any) -> bool:
-    """Whether it is what a call of this library returned."""
+    """Return whether this is a result of a call of this library."""
     return isinstance(given, tuple) and hasattr(given, "weights")
 
 
 def _weights_of(name: str, result: Any, with_heads: bool) -> np.ndarray:
-    """The weights that a result holds."""
+    """Return the weights of a result; raise if it has none."""
     if result.weights is None:
         raise ValueError(
             f"{name}: this {type(result).__name__} holds none; call with return_weights=True"
@@ -70,7 +70,7 @@ def _weights_of(name: str, result: Any, with_heads: bool) -> np.ndarray:
 
 
 def check_rows(name: str, given: np.ndarray) -> np.ndarray:
-    """`given` (..., n) in float64; ValueError unless its rows are probabilities or 0."""
+    """Return `given` (..., n) in float64; each row must sum to 1 or be all 0."""
     if not given.size:
         raise ValueError(f"{name}: shape {given.shape} has no entries, expected at least one row")
     array = given.astype(np.float64)

@@ -1,1 +1,1 @@
-"""Shapes in words: what fits together, and what a caller can change where it does not."""
+"""Checks of shapes by names of axes, with a fix for shapes that do not fit."""

@@ -1,4 +1,4 @@
-"""Whether query, key and value go together, or what they are projected from."""
+"""Check that the shapes of query, key and value fit, or those they are projected from."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -31,9 +31,9 @@ _ADVICE = {
 def check_shapes(
     query: Shape, key: Shape, value: Shape, bshd: bool, enable_gqa: bool, options: Any = None
 ) -> tuple[Axes, Axes]:
-    """Query's axes and key's; ShapeError unless all shapes fit together, nothing is broadcast.
+    """Return the axes of query and key; raise ShapeError unless all fit without broadcasting.
 
-    Masks and lengths among the options only say which of several fixes is meant.
+    Masks and lengths among the options only help to choose between several fixes.
     """
     if axes := fitted(query, key, value, bshd, enable_gqa):
         return axes
@@ -47,7 +47,7 @@ def check_shapes(
         for rank in ranks
         if rank > 2 or not (gqa or other)
     ]
-    # What two of three tensors have is more likely right than what one has.
+    # A rank that two of three tensors have is more likely right than that of the third.
     forms = [f._replace(cost=f.cost + 1.5 * (len(f.axes["key"]) != ranks[0])) for f in forms]
     call = ShapeProblem(shapes, forms, exchanges=_EXCHANGES, advice=_ADVICE)
     names = ("attn_mask", "key_lengths", "query_lengths")
@@ -58,7 +58,7 @@ def check_shapes(
 def check_packed(
     query: Shape, key: Shape, value: Shape, enable_gqa: bool, totals: Sizes
 ) -> tuple[Axes, Axes]:
-    """The same for packed sequences, (total, heads, d), whose totals may be known."""
+    """Do the same for packed sequences (total, heads, d); `totals` are sizes known already."""
     fits = fitted(query, key, value, True, enable_gqa) if len(query) == 3 else None
     if fits and totals.items() <= {"total_q": query[0], "total_k": key[0]}.items():
         return fits
@@ -72,11 +72,11 @@ def check_packed(
         raise error
     if not fits:
         raise call._replace(sizes={}).error()
-    return fits  # what is wrong is how cu_seqlens end
+    return fits  # only the ends of cu_seqlens are wrong
 
 
 def _options(bshd: bool, enable_gqa: bool, other: bool, gqa: bool) -> dict[str, Any]:
-    """What must be passed for another layout, and for heads that are shared."""
+    """Return the options to pass for the other layout and for shared heads."""
     options: dict[str, Any] = {"layout": "bhsd" if bshd else "bshd"} if other else {}
     return options | ({"enable_gqa": True} if gqa and not enable_gqa else {})
 
@@ -84,7 +84,7 @@ def _options(bshd: bool, enable_gqa: bool, other: bool, gqa: bool) -> dict[str, 
 def _form(
     rank: int, bshd: bool, options: dict[str, Any], gqa: bool, lengths: Words = ("n_q", "n_kv")
 ) -> Signature:
-    """Axes of so many, heads shared among query heads or as many of each."""
+    """Return the signature of tensors with `rank` axes, with shared key heads if `gqa`."""
     axes = {}
     for name, heads, n, d in (
         ("query", "n_heads", lengths[0], "d_qk"),
@@ -112,7 +112,7 @@ def _form(
 
 
 def shared_heads(sizes: Sizes) -> Sizes | None:
-    """Query heads are a multiple of key heads."""
+    """Return the sizes if query heads are a multiple of key heads, otherwise None."""
     n_heads, n_kv_heads = sizes.get("n_heads"), sizes.get("n_kv_heads")
     if None in (n_heads, n_kv_heads) or (n_kv_heads and n_heads % n_kv_heads == 0):
         return sizes
@@ -121,10 +121,10 @@ def shared_heads(sizes: Sizes) -> Sizes | None:
 
 @cache
 def _projections(rank: int, n_heads: int, n_kv_heads: int) -> tuple[Signature, ...]:
-    """Forms of self-attention over x of so many axes, or of one less."""
+    """Return signatures of self-attention where x has `rank` axes, or one axis less."""
 
     def split(sizes: Sizes) -> Sizes | None:
-        """Columns are those of whole heads, query's and key's of one size."""
+        """Return the sizes if columns split into heads, of equal size in query and key."""
         columns = [sizes.get(word) for word in _COLUMNS.values()]
         for n, heads in zip(columns, (n_heads, n_kv_heads, n_kv_heads), strict=True):
             if n is not None and n % heads:
@@ -177,7 +177,7 @@ def _check_turned(call: ShapeProblem, repaired: ShapeError | None) -> None:
 
 
 def _check_fewer_heads(shapes: Mapping[str, Shape], n_heads: int) -> None:
-    """ShapeError if keys and values may be of fewer heads, or W_q hold all three matrices."""
+    """Raise ShapeError if keys and values may have fewer heads, or W_q may hold all matrices."""
     axes = in_words(("d_model", _COLUMNS["W_k"]))
     of_query, of_keys, of_values = (shapes[name][1] for name in _COLUMNS)
     d_qk = of_query // n_heads
@@ -199,7 +199,7 @@ def _check_fewer_heads(shapes: Mapping[str, Shape], n_heads: int) -> None:
 
 
 def _check_columns(shapes: Mapping[str, Shape], heads: tuple[int, int, int]) -> None:
-    """ShapeError if the columns of a matrix do not split into heads."""
+    """Raise ShapeError if the columns of a matrix do not split into heads."""
     for (name, words), n in zip(_COLUMNS.items(), heads, strict=True):
         rows, columns = shapes[name]
         if columns % n:
@@ -214,10 +214,10 @@ def _check_columns(shapes: Mapping[str, Shape], heads: tuple[int, int, int]) -> 
 
 @cache
 def _layer(batch_first: bool) -> tuple[Signature, ...]:
-    """Forms of the inputs of a layer: with a batch, without one, and in the other layout."""
+    """Return the signatures of a layer's inputs: batched, without a batch, other layout."""
 
     def form(*leading: str, **options: Any) -> Signature:
-        """Tensors with these axes before the features."""
+        """Return the signature of tensors with these axes before the features."""
         lengths = zip(("query", "key", "value"), ("n_q", "n_kv", "n_kv"), _FEATURES, strict=True)
         return Signature(
             {name: (*(n if w == "n" else w for w in leading), d) for name, n, d in lengths},
@@ -242,9 +242,9 @@ def check_layer(
     batch_first: bool,
     beside: Mapping[str, Any],
 ) -> None:
-    """ShapeError unless all fits a layer of (embed_dim, kdim, vdim).
+    """Raise ShapeError unless all shapes fit a layer of (embed_dim, kdim, vdim).
 
-    Masks `beside` them only say which of several fixes is meant.
+    The masks in `beside` only help to choose between several fixes.
     """
     forms, sizes = _layer(batch_first), dict(zip(_FEATURES, features, strict=True))
     if len(shapes["query"]) == 2:

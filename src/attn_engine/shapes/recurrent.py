@@ -1,6 +1,6 @@
-"""Whether the states of a recurrent network and the matrices of a score go together.
+"""Check that the states of a recurrent network fit the matrices of a score function.
 
-Words for axes are those of that literature: T_dec decoder states of size d_s, T_enc encoder states
+Axes have their usual names: T_dec decoder states of size d_s, T_enc encoder states
 of size d_h, d_attn between them. A query with one axis less than the keys is one decoder step.
 """
 
@@ -14,7 +14,7 @@ from .search import ShapeProblem
 from .signature import Signature, Sizes, shapes_of
 from .words import Shape, ShapeError
 
-# Axes of query and keys before their features, by how many there are with these.
+# Axes of query and keys before their features, by the number of axes of each.
 _STATES = {
     (3, 3): (("batch", "T_dec"), ("batch", "T_enc")),
     (2, 3): (("batch",), ("batch", "T_enc")),
@@ -32,12 +32,12 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Score(NamedTuple):
-    """What a score function asks of its arguments."""
+    """The shapes that a score function accepts."""
 
-    forms: Mapping[tuple[int, int], Signature]  # by the axes of query and keys
-    blamed: Sequence[str]  # whom to blame first
+    forms: Mapping[tuple[int, int], Signature]  # by the ranks of query and keys
+    blamed: Sequence[str]  # most likely to be wrong, in this order
     advice: Mapping[str, str]
-    fitting: set[tuple]  # shapes of late that fit: a decoder asks the same at every step
+    fitting: set[tuple]  # recent shapes that fit, as a decoder repeats them
 
 
 _MOST_FITTING = 256
@@ -51,7 +51,7 @@ def _score(
     advice: Mapping[str, str] = _ADVICE,
     **options: Any,
 ) -> Score:
-    """A score with these matrices, of queries and keys with these last axes."""
+    """Return the score with these matrices and these last axes of queries and keys."""
     forms = {}
     for ranks, (q, k) in _STATES.items():
         axes = {"query": (*q, query), "keys": (*k, keys), "values": (*k, "d_v")}
@@ -63,7 +63,7 @@ def _score(
 
 
 def _both_sizes(sizes: Sizes) -> Sizes | None:
-    """The columns of W_c are those for the query and those for the keys."""
+    """Return the sizes if W_c has columns for query and keys together, otherwise None."""
     if not {"d_s", "d_h"} <= sizes.keys():
         return sizes
     columns = sizes["d_s"] + sizes["d_h"]
@@ -82,14 +82,14 @@ CONCAT = _score({"v": ("d_attn",), "W_c": ("d_attn", "d_s + d_h")}, rule=_both_s
 
 @cache
 def additive_score(names: tuple[str, str, str], has_W_a: bool, has_U_a: bool) -> Score:
-    """Bahdanau's score with matrices of these names; without one states are projected already."""
+    """Return Bahdanau's score with these matrices; without one its states are projected already."""
     W_a, U_a, v_a = names
     matrices = {v_a: ("d_attn",), W_a: ("d_attn", "d_s"), U_a: ("d_attn", "d_h")}
     return _score(matrices, "d_s" if has_W_a else "d_attn", "d_h" if has_U_a else "d_attn")
 
 
 def _or_last_state(error: ShapeError) -> ShapeError:
-    """The error, with what else a query whose batch comes second may be."""
+    """Return the error with one more fix if query may be h_n, (layers, batch, d_s)."""
     what, fix, *rest = error.args
     if fix != "use query.swapaxes(0, 1)":
         return error
@@ -98,7 +98,7 @@ def _or_last_state(error: ShapeError) -> ShapeError:
 
 
 def check_projection(keys: Shape, U_a: Shape | None) -> None:
-    """ShapeError unless encoder states can be projected."""
+    """Raise ShapeError unless encoder states can be projected."""
     shapes = {"keys": keys} | ({} if U_a is None else {"U_a": U_a})
     axes = [("batch", "T_enc", "d_h"), ("T_enc", "d_h")]
     forms = [Signature({"keys": words, "U_a": ("d_attn", "d_h")}) for words in axes]
@@ -113,11 +113,10 @@ def check_states(
     sizes: Mapping[str, int] = _NOTHING,
     beside: Mapping[str, Any] = _NOTHING,
 ) -> None:
-    """ShapeError unless all shapes fit together; nothing is broadcast.
+    """Raise ShapeError unless all shapes fit together; nothing is broadcast.
 
-    `sizes` are those of keys that are prepared, which are not among the shapes then. Masks and
-    lengths
-    `beside` them only say which of several fixes is meant.
+    For prepared keys, `sizes` has their sizes and `shapes` has no keys. The masks and lengths in
+    `beside` only help to choose between several fixes.
     """
     asked = (*shapes.values(), *sizes.values())
     if asked in score.fitting:

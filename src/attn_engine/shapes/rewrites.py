@@ -1,9 +1,9 @@
-"""The ways in which one tensor can become one with given axes, and how likely each is meant.
+"""Find expressions that give one tensor the axes it should have, the likeliest first.
 
-A route only orders axes, adds or drops axes of 1, splits or joins neighbours that are one in memory
-(heads and d, batch and heads), or repeats what there is one of; so none mixes numbers of different
-axes. Its reading says what the axes of the tensor must be for the route to be right. Costs only
-rank rewrites: about 1 for each slip, more for those that are rare.
+A rewrite reorders axes, adds or drops axes of size 1, splits or joins axes that are neighbours in
+memory (heads and d, batch and heads), or repeats an axis of size 1, so it never mixes numbers of
+different axes. Its reading names the axes that the tensor must have now for it to be right. Costs
+only rank rewrites: about 1 for each mistake of the caller, more for rare mistakes.
 """
 
 import re
@@ -15,14 +15,14 @@ from typing import NamedTuple
 from .words import Shape
 
 Words = tuple[str, ...]
-_MOST = 5.6  # what costs more explains nothing
+_MOST = 5.6  # rewrites that cost more are implausible
 _NEVER = 99.0
-ONE_STEP = {"n_q", "T_dec", "n_new"}  # axes that a single one may lack
-_MOST_AXES = 5  # whose orders are tried
+ONE_STEP = {"n_q", "T_dec", "n_new"}  # axes that are left out when their size is 1
+_MOST_AXES = 5  # no permutations are tried with more axes
 
 
 class Rewrite(NamedTuple):
-    """An expression for the tensor, the shape that it has, and the axes that the tensor has now."""
+    """An expression for the right tensor, its shape, and the axes that the tensor must have now."""
 
     cost: float
     code: str
@@ -31,21 +31,21 @@ class Rewrite(NamedTuple):
 
 
 class _Arranged(NamedTuple):
-    """A tensor with as many axes as it should have, or without those it lacks."""
+    """A tensor after its number of axes was fixed; the order of its axes is still open."""
 
     cost: float
     code: str
     shape: Shape
-    axes: Words  # in the order that is likely
+    axes: Words  # in the likeliest order
     read: Callable[[Words], Words] = lambda order: order
 
 
 def rewrites(
     name: str, shape: Shape, axes: Words, sizes: Mapping[str, int], is_legal: bool = False
 ) -> list[Rewrite]:
-    """Routes from a shape to axes of which some sizes are known, the likely ones first.
+    """Return rewrites from a shape to axes with some known sizes, the likeliest first.
 
-    `is_legal`: this number of axes would be right, were it not for the sizes.
+    `is_legal` tells that the function accepts this number of axes, so only sizes are wrong.
     """
     best: dict[str, Rewrite] = {}
     for arranged in (
@@ -72,7 +72,7 @@ def rewrites(
 
 
 def sharing(code: Mapping[str, str], axes: Mapping[str, Words]) -> str:
-    """What must be true of the tensors that are repeated."""
+    """Return the condition under which repeating tensors is right."""
     repeated = {n: re.findall(r"np.repeat.*axis=(\d)", c) for n, c in code.items()}
     words = {axes[name][int(axis)] for name, found in repeated.items() for axis in found}
     names = [name for name, found in repeated.items() if found]
@@ -84,23 +84,23 @@ def sharing(code: Mapping[str, str], axes: Mapping[str, Words]) -> str:
 
 
 def is_heads(word: str) -> bool:
-    """Whether a word is one for heads."""
+    """Return whether a word names an axis of heads."""
     return word.endswith("heads")
 
 
 def is_batch(word: str) -> bool:
-    """Whether a word is one for a batch axis."""
+    """Return whether a word names a batch axis."""
     return word.startswith("batch") and "*" not in word
 
 
 def _as_it_is(name: str, shape: Shape, axes: Words) -> Iterator[_Arranged]:
-    """All axes are there, in whatever order."""
+    """Yield the tensor itself if it has all axes, in any order."""
     if len(shape) == len(axes):
         yield _Arranged(0, name, shape, axes)
 
 
 def _without_ones(name: str, shape: Shape, axes: Words, is_legal: bool) -> Iterator[_Arranged]:
-    """Axes of 1 too many."""
+    """Yield the tensor without its surplus axes of size 1."""
     surplus = len(shape) - len(axes)
     if surplus <= 0:
         return
@@ -117,7 +117,7 @@ def _without_ones(name: str, shape: Shape, axes: Words, is_legal: bool) -> Itera
 
 
 def _split(name: str, shape: Shape, axes: Words, sizes: Mapping[str, int]) -> Iterator[_Arranged]:
-    """Heads that lie in one axis with their features, or with the batch."""
+    """Yield the tensor with heads split from their features or from the batch."""
     heads = next((word for word in axes if is_heads(word)), "")
     step = ONE_STEP & set(axes) if len(shape) == len(axes) - 2 else set()
     if len(shape) != len(axes) - 1 - len(step) or not heads or not shape:
@@ -150,7 +150,7 @@ def _split(name: str, shape: Shape, axes: Words, sizes: Mapping[str, int]) -> It
 def _joined(
     name: str, shape: Shape, axes: Words, sizes: Mapping[str, int], is_legal: bool
 ) -> Iterator[_Arranged]:
-    """Heads that lie apart and should not; an axis that may be the batch is not taken for them."""
+    """Yield the tensor with heads and features joined, unless the axis may be the batch."""
     if len(shape) != len(axes) + 1 or len(axes) < 2 or any(map(is_heads, axes)):
         return
     columns, n_heads = sizes.get(axes[-1]), sizes.get("heads")
@@ -170,7 +170,7 @@ def _joined(
 
 
 def _end_to_end(name: str, shape: Shape, axes: Words) -> Iterator[_Arranged]:
-    """Sequences in a batch that should lie one after the other."""
+    """Yield the tensor with the sequences of a batch laid end to end."""
     if len(shape) != 4 or not axes[0].startswith("total"):
         return
     for at, code, words in (
@@ -184,7 +184,7 @@ def _end_to_end(name: str, shape: Shape, axes: Words) -> Iterator[_Arranged]:
 def _flattened(
     name: str, shape: Shape, axes: Words, sizes: Mapping[str, int]
 ) -> Iterator[_Arranged]:
-    """Batch and time in one axis, as for a linear layer."""
+    """Yield the tensor with batch and time split, which a linear layer may have joined."""
     if len(shape) != len(axes) - 1 or [is_batch(word) for word in axes].count(True) != 1:
         return
     time = [word for word in axes[:2] if word[0] in "nT" and not is_heads(word)]
@@ -202,13 +202,13 @@ def _flattened(
 def _with_axes(
     name: str, shape: Shape, axes: Words, sizes: Mapping[str, int]
 ) -> Iterator[_Arranged]:
-    """Axes too few: they come in at the end, where it is known what they are."""
+    """Yield the tensor with too few axes; `_finished` inserts the missing ones."""
     for there in combinations(axes, len(shape)) if len(shape) < len(axes) else ():
         yield _Arranged(sum(_cost_of(w, sizes) for w in axes if w not in there), name, shape, there)
 
 
 def _cost_of(word: str, sizes: Mapping[str, int]) -> float:
-    """That of an axis which is not there."""
+    """Return the cost of a missing axis."""
     n = sizes.get(word, 1)
     if is_batch(word):
         return 1 if n == 1 else 3.5
@@ -224,7 +224,7 @@ def _cost_of(word: str, sizes: Mapping[str, int]) -> float:
 
 
 def _may_be(word: str, n: int, wanted: int | None) -> bool:
-    """Whether an axis of this size can become one of that size."""
+    """Return whether an axis of size `n` can become one of size `wanted`."""
     return wanted in (None, n) or (n == 1 and (is_batch(word) or is_heads(word)))
 
 
@@ -254,7 +254,7 @@ def _finished(arranged: _Arranged, order: Words, axes: Words, sizes: Mapping[str
 
 
 def _disorder(order: Words, likely: Words) -> float:
-    """The cost of axes in this order instead of that."""
+    """Return the cost of having axes in this order instead of the likely one."""
     moved = {a for a, b in zip(order, likely, strict=True) if a != b}
     rest = tuple(word for word in likely if word != order[0])
     if len(moved) > 2 and order[1:] == rest and order[0][0] in "nT" and not is_heads(order[0]):
@@ -271,7 +271,7 @@ def _disorder(order: Words, likely: Words) -> float:
 
 
 def ordered(code: str, order: Words, axes: list[str]) -> str:
-    """An expression with its axes from one order into the other."""
+    """Return an expression that moves axes from one order into the other."""
     source = [order.index(word) for word in axes]
     moved = [axis for axis, other in enumerate(source) if axis != other]
     if not moved:
@@ -282,5 +282,5 @@ def ordered(code: str, order: Words, axes: list[str]) -> str:
         return f"{code}.transpose{tuple(source)}"
     i, j = moved
     if j == len(axes) - 1 == i + 1 or len(axes) > 3 and j == len(axes) - 2 == i + 1:
-        i, j = j - len(axes), i - len(axes)  # counted from the end, where they are always the same
+        i, j = j - len(axes), i - len(axes)  # negative indices hold for any number of batch axes
     return f"{code}.swapaxes({i}, {j})"

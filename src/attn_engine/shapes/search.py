@@ -1,8 +1,7 @@
-"""What to change where shapes do not fit: candidates are made, tried, and ranked by what axes mean.
+"""Search for changes that make the shapes of a call fit, and rank them by likelihood.
 
-A repair is kept only if all shapes fit after it, and those that change fewest tensors in the
-likeliest ways come first. Where none is found the sizes contradict each other, and the error says
-where.
+A fix is kept only if all shapes fit after it; fixes of few tensors by likely rewrites come first.
+If there is none, the sizes contradict each other, and the error says which.
 """
 
 import re
@@ -14,53 +13,53 @@ from .rewrites import Rewrite, Words, is_batch, is_heads, rewrites, sharing
 from .signature import Signature, Sizes, no_rule
 from .words import Shape, ShapeError, in_words
 
-_MOST = 6.0  # what costs more is a guess
-_AS_LIKELY = 0.5  # how much more another repair may cost that is told too
+_MOST = 6.0  # fixes that cost more are not told
+_AS_LIKELY = 0.5  # other fixes are told if they cost at most this much more
 _NO_BROADCAST = "take the entries that belong together, nothing is broadcast"
 
 
 class ShapeProblem(NamedTuple):
-    """The shapes of a call, and what is known of the sizes they should have."""
+    """The shapes of a call, its possible signatures, and the sizes that are known."""
 
     shapes: Mapping[str, Shape]
-    forms: Sequence[Signature]  # the first one is the caller's own, as strict as can be
+    forms: Sequence[Signature]  # the first one is for the options as passed
     sizes: Mapping[str, int] = {}
-    source: str = ""  # who has these sizes
-    exchanges: Sequence[tuple[str, str]] = ()  # often passed in each other's place, the first more
-    parameters: Sequence[str] = ()  # they are made for the data: the first to be blamed
-    advice: Mapping[str, str] = {}  # what to do about an axis
-    beside: Mapping[str, Shape] = {}  # those of masks and lengths, which bear witness
+    source: str = ""  # where these sizes come from
+    exchanges: Sequence[tuple[str, str]] = ()  # often swapped, the first pair most
+    parameters: Sequence[str] = ()  # more likely wrong than the data
+    advice: Mapping[str, str] = {}  # what to do if an axis has a wrong size
+    beside: Mapping[str, Shape] = {}  # of masks and lengths, which make fixes more likely or less
 
     def fits(self) -> bool:
-        """Whether all shapes fit in a form that the options allow."""
+        """Return whether all shapes fit a signature that the options allow."""
         return any(
             not form.options and form.with_tensors(self.shapes, self.sizes) is not None
             for form in self.forms
         )
 
     def has_axes(self) -> bool:
-        """Whether there is a form in which all have as many axes as they have."""
+        """Return whether some signature has these numbers of axes."""
         return any(
             all(len(form.axes[name]) == len(shape) for name, shape in self.shapes.items())
             for form in self.forms
         )
 
     def without_rules(self) -> "ShapeProblem":
-        """The same where only equal words must have equal sizes."""
+        """Return the problem without rules except that equal words have equal sizes."""
         return self._replace(forms=[form._replace(rule=no_rule) for form in self.forms])
 
     def repaired(self) -> ShapeError | None:
-        """The error about shapes that fit after a change of axes or options, if there is one."""
+        """Return the error with a fix of axes or options that makes the shapes fit, if any."""
         found = _found(self) or _found(self._replace(beside={}))
         return _repaired(self, found) if found else None
 
     def error(self) -> ShapeError:
-        """What is wrong with shapes that do not fit."""
+        """Return the error about shapes that do not fit."""
         return self.repaired() or _contradicted(self) or _contradicted(self.without_rules())
 
 
 class _Fix(NamedTuple):
-    """What to write for each tensor that changes, what that leads to, and what must be true."""
+    """Code for each tensor that changes, the shapes after it, and the axes it assumes."""
 
     cost: float
     form: Signature
@@ -70,18 +69,18 @@ class _Fix(NamedTuple):
 
     @property
     def is_exchange(self) -> bool:
-        """Whether two tensors take each other's place."""
+        """Whether two tensors are swapped."""
         codes = [code.removesuffix(".T") for code in self.code.values()]
         return len(codes) == 2 and list(self.code) == codes[::-1]
 
     @property
     def adds_copies(self) -> bool:
-        """Whether a tensor gets an axis of several that are the same."""
+        """Whether a tensor is repeated along a new axis."""
         return any(code.startswith("np.repeat") and "None" in code for code in self.code.values())
 
     @property
     def fix(self) -> str:
-        """In one line."""
+        """The fix in one line."""
         steps = list(self.code.values())
         fix = f"use {', '.join(steps[:-1])}{' and ' * (len(steps) > 1)}{steps[-1]}" if steps else ""
         if self.is_exchange:
@@ -90,18 +89,18 @@ class _Fix(NamedTuple):
 
     @property
     def sharing(self) -> str:
-        """What must be true if something is repeated."""
+        """The condition under which repeating tensors is right."""
         return sharing(self.code, self.form.axes)
 
     @property
     def condition(self) -> str:
-        """What the axes of the tensors must be."""
+        """The axes that the tensors must have for the fix to be right."""
         readings = self.readings or dict([next(iter(self.form.axes.items()))])
         return " and ".join(f"{name} is {in_words(axes)}" for name, axes in readings.items())
 
 
 def _found(call: ShapeProblem) -> list[_Fix]:
-    """The likeliest repairs; more than one only if no size tells which is meant."""
+    """Return the likeliest fixes, several only if the sizes do not tell which is right."""
     found = list(_exchanges(call))
     best = min((repair.cost for repair in found), default=_MOST - _AS_LIKELY)
     for count in range(len(call.shapes) + 1):
@@ -121,7 +120,7 @@ def _found(call: ShapeProblem) -> list[_Fix]:
 
 
 def _exchanges(call: ShapeProblem) -> Iterator[_Fix]:
-    """Repairs in which two tensors take each other's place."""
+    """Yield the fixes that swap two tensors."""
     there = [pair for pair in call.exchanges if call.shapes.keys() >= set(pair)]
     for form in call.forms:
         for (unusual, (a, b)), turn in product(enumerate(there), ("", ".T")):
@@ -137,7 +136,7 @@ def _exchanges(call: ShapeProblem) -> Iterator[_Fix]:
 def _changing(
     call: ShapeProblem, form: Signature, changed: tuple[str, ...], limit: float
 ) -> Iterator[_Fix]:
-    """Repairs that change exactly these tensors, and cost no more."""
+    """Yield the fixes that change exactly these tensors and cost at most `limit`."""
     kept = {name: shape for name, shape in call.shapes.items() if name not in changed}
     sizes = form.with_tensors(kept, call.sizes)
     for cost, steps in _steps(call, form, changed, sizes, limit) if sizes is not None else ():
@@ -154,7 +153,7 @@ def _changing(
 
 
 def _doubt(call: ShapeProblem, form: Signature, steps: dict[str, Rewrite]) -> float:
-    """What it costs to change all tensors, so that none is left to bear witness."""
+    """Return the penalty for changing every tensor: nothing unchanged then confirms the fix."""
     if len(steps) < max(len(call.shapes), 2):
         return 0
     turned = any(
@@ -169,7 +168,7 @@ def _steps(
     call: ShapeProblem, form: Signature, names: tuple[str, ...], sizes: Sizes, limit: float,
     taken: tuple[str, ...] = (),
 ) -> Iterator[tuple[float, dict[str, Rewrite]]]:  # fmt: skip
-    """Routes for all these tensors that lead to shapes which fit, with what they cost together."""
+    """Yield rewrites of all these tensors to shapes that fit, with their total cost."""
     if not names:
         yield 0, {}
         return
@@ -179,7 +178,7 @@ def _steps(
     known |= {w: sizes[w] for w in ("heads", "d_qk") if w in sizes}
     for route in rewrites(name, shape, axes, known, call.has_axes()):
         slip = re.sub(rf"\b{name}\b|(?<=reshape)\(.*?\)", "", route.code)
-        cost = 0.5 if slip in taken else route.cost  # the same slip again
+        cost = 0.5 if slip in taken else route.cost  # the same mistake again is likely
         after = form.with_tensors({name: route.shape}, sizes)
         if after is None or cost + len(rest) / 2 > limit:
             continue
@@ -188,7 +187,7 @@ def _steps(
 
 
 def _repaired(call: ShapeProblem, found: list[_Fix]) -> ShapeError:
-    """The error with its repairs."""
+    """Return the error with its fixes."""
     best = found[0]
     if names := [name for name in call.shapes if name in best.code]:
         tensor, right = names[0], best.shapes[names[0]]
@@ -207,7 +206,7 @@ def _repaired(call: ShapeProblem, found: list[_Fix]) -> ShapeError:
         return ShapeError(other.args[0], ", or ".join([other.fix, *fixes]), *other.args[2:])
     is_bold = best.is_exchange or len(best.code) == len(call.shapes)
     if is_bold and other and other.fix.startswith("project one"):
-        fixes.append(other.fix)  # the size of one tensor may as well be wrong
+        fixes.append(other.fix)  # it is as likely that the size of one tensor is wrong
     changes = {name: best.shapes[name] for name in names} | dict(best.form.options)
     axes = in_words(best.form.axes[tensor])
     return ShapeError(
@@ -218,7 +217,7 @@ def _repaired(call: ShapeProblem, found: list[_Fix]) -> ShapeError:
 def _difference(
     call: ShapeProblem, form: Signature, tensor: str, right: Shape, changed: set[str]
 ) -> str:
-    """Where the shape of a tensor is not the right one, and who says so."""
+    """Return the message about a tensor's wrong axis and the tensor that contradicts it."""
     shape, words = call.shapes[tensor], form.axes[tensor]
     others = [f"{name} {other}" for name, other in call.shapes.items() if name != tensor]
     beside = f" ({', '.join(others)})" if others else ""
@@ -248,7 +247,7 @@ def _difference(
 def _who_says(
     call: ShapeProblem, form: Signature, word: str, changed: set[str]
 ) -> tuple[str, str, Shape | None] | None:
-    """Who has the size of an axis: an unchanged tensor, its word for the axis, its shape."""
+    """Return an unchanged tensor that has this axis, its word for the axis, and its shape."""
     same = form.same.get(word, word)
     if same in call.sizes:
         return call.source, word, None
@@ -262,7 +261,7 @@ def _who_says(
 
 
 def _clash(call: ShapeProblem) -> tuple[str, str]:
-    """The first tensor that does not go with those before it, and why."""
+    """Return the first tensor that does not fit those before it, and the message about it."""
     form, sizes = call.forms[0], call.sizes
     for tensor, shape in call.shapes.items():
         after = form.with_tensors({tensor: shape}, sizes)
@@ -280,7 +279,7 @@ def _clash(call: ShapeProblem) -> tuple[str, str]:
 
 
 def _contradicted(call: ShapeProblem) -> ShapeError | None:
-    """Which sizes contradict each other: as few tensors as can be are to have others."""
+    """Return the error about sizes that contradict each other, changing the fewest tensors."""
     order = [name for name in (*call.parameters, *reversed(call.shapes)) if name in call.shapes]
     order = list(dict.fromkeys(order))
     best, least = None, 99.0
@@ -304,7 +303,7 @@ def _contradicted(call: ShapeProblem) -> ShapeError | None:
 def _resized(
     call: ShapeProblem, form: Signature, changed: Sequence[str]
 ) -> tuple[float, dict[str, Shape]]:
-    """Right shapes for some tensors if the others are right, and how unlikely that is."""
+    """Return the cost of changing these tensors, and their shapes if all others are right."""
     kept = {name: shape for name, shape in call.shapes.items() if name not in changed}
     sizes = form.with_tensors(kept, call.sizes)
     cost, right = float(len(changed)), {}
@@ -319,7 +318,7 @@ def _resized(
         if name == "query" and any(
             is_heads(w) and n != m for w, n, m in zip(words, new, own, strict=True)
         ):
-            cost += 1.5  # there may be fewer key heads than query heads, seldom more
+            cost += 1.5  # wrong query heads are less likely
         right[name] = new
         sizes = form.with_tensors({name: new}, sizes)
     cost += form.against(call.beside, sizes)
@@ -329,7 +328,7 @@ def _resized(
 def _advice(
     call: ShapeProblem, form: Signature, tensor: str, right: Shape, changed: set[str]
 ) -> str:
-    """What can be done where no change of axes helps."""
+    """Return what the caller can do if no change of axes helps."""
     shape, words = call.shapes[tensor], form.axes[tensor]
     if len(shape) != len(right):
         kept = {name: s for name, s in call.shapes.items() if name not in changed}

@@ -1,4 +1,4 @@
-"""Which axes each tensor of a call has, by their words; axes with one word have one size."""
+"""The named axes of each tensor of a call; axes with the same word have the same size."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -12,32 +12,32 @@ Sizes = dict[str, int]
 
 
 def shapes_of(arrays: Mapping[str, Any]) -> dict[str, Shape]:
-    """Shapes of what is given."""
+    """Return the shapes of the arrays that are not None."""
     return {name: np.shape(array) for name, array in arrays.items() if array is not None}
 
 
 def no_rule(sizes: Sizes) -> Sizes:
-    """Equal words have equal sizes, and that is all."""
+    """Return the sizes unchanged: only equal words must have equal sizes."""
     return sizes
 
 
 class Signature(NamedTuple):
-    """Axes of the tensors of a call, by their words; those that are missing are not looked at."""
+    """The axes of the tensors of a call in words; arguments not listed are not checked."""
 
     axes: Mapping[str, Words]
-    same: Mapping[str, str] = {}  # words of which the first has the size of the second
-    options: Mapping[str, Any] = {}  # what must be passed for it, if it is not the caller's own
-    advice: str = ""  # how to pass that
+    same: Mapping[str, str] = {}  # pairs of words with equal sizes
+    options: Mapping[str, Any] = {}  # options to pass, if other than the caller's
+    advice: str = ""  # the text that says how to pass them
     cost: float = 0
-    rule: Callable[[Sizes], Sizes | None] = no_rule  # more sizes, None if they clash
-    beside: Mapping[str, Sequence[Words]] = {}  # axes that masks, lengths and the like may have
+    rule: Callable[[Sizes], Sizes | None] = no_rule  # adds sizes; None if they clash
+    beside: Mapping[str, Sequence[Words]] = {}  # axes that masks and lengths may have
 
     def size_of(self, word: str, sizes: Sizes) -> int | None:
-        """The size of an axis, if it is known."""
+        """Return the size of an axis, None if it is unknown."""
         return sizes.get(self.same.get(word, word))
 
     def with_tensors(self, shapes: Mapping[str, Shape], sizes: Mapping[str, int]) -> Sizes | None:
-        """The sizes known with more tensors; None if they do not go with these or each other."""
+        """Return the sizes with those of more tensors added; None if any of them clash."""
         known = dict(sizes)
         for name, shape in shapes.items():
             words = self.axes[name]
@@ -49,10 +49,10 @@ class Signature(NamedTuple):
         return self.rule(known)
 
     def against(self, beside: Mapping[str, Shape], sizes: Sizes | None) -> float:
-        """What it costs that masks and lengths do not fit: their error would come next."""
+        """Return the penalty for masks and lengths that do not fit this signature."""
 
         def fits(words: Words, shape: Shape) -> bool:
-            """Whether a shape may have these axes."""
+            """Return whether a shape may have these axes."""
             return len(words) == len(shape) and all(
                 "*" in word or n in (1, self.size_of(word, sizes or {}))
                 for word, n in zip(words, shape, strict=True)

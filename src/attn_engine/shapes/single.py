@@ -1,4 +1,4 @@
-"""One array beside others that are right: the way from its shape to one of those it may have."""
+"""Suggest how to fix one array when all the others are right."""
 
 from collections.abc import Mapping
 from itertools import permutations
@@ -11,9 +11,9 @@ from .words import Shape, ShapeError, in_words, named_axes
 def wrong_shape(
     what: str, name: str, shape: Shape, right: Mapping[Words, Shape], otherwise: str
 ) -> ShapeError:
-    """The error about an array whose right shapes, by their axes, are known.
+    """Return the error about an array whose `right` shapes are known, keyed by their axes.
 
-    `otherwise` is what to do if no change of axes leads to one of them; the last one is then meant.
+    If no rewrite leads to one of them, the last one is expected and `otherwise` is the fix.
     """
     found = [
         (route, axes)
@@ -31,7 +31,7 @@ def wrong_shape(
 def _by_routes(
     what: str, name: str, shape: Shape, found: list[tuple[Rewrite, Words]]
 ) -> ShapeError:
-    """The error with the likeliest of rewrites, and with others that are as likely."""
+    """Return the error with the likeliest rewrite and others that are about as likely."""
     found = sorted(found, key=lambda each: each[0].cost)
     route, axes = found[0]
     likely = [each for each in found if each[0].cost <= route.cost + 0.25][:3]
@@ -49,7 +49,7 @@ def _by_routes(
 def check_broadcast(name: str, shape: Shape, onto: str, target: Shape, axes: Words) -> None:
     """Raise ShapeError unless `shape` broadcasts to `target` by NumPy's rules.
 
-    `axes` are the words for the target's last axes; the first one also stands for all before it.
+    `axes` names the target's last axes; the first word also stands for all axes before it.
     """
     if _broadcasts(shape, target):
         return
@@ -81,7 +81,7 @@ def check_broadcast(name: str, shape: Shape, onto: str, target: Shape, axes: Wor
 def _of_all_tokens(
     name: str, shape: Shape, target: Shape, cost: float
 ) -> list[tuple[Rewrite, Words]]:
-    """The part of a square mask of all tokens that is for queries at their end."""
+    """Return the rewrite that takes the rows of the last queries from a mask of all tokens."""
     (n_q, n_kv), n = target[-2:], shape[-1]
     if len(shape) < 2 or shape[-2] != n or not n_q <= n_kv <= n or n == n_q:
         return []
@@ -95,7 +95,7 @@ def _of_all_tokens(
 def _of_queries(
     what: str, name: str, shape: Shape, target: Shape, words: Words
 ) -> ShapeError | None:
-    """The error about a mask of queries without an axis for keys, or of too many tokens."""
+    """Return the error if a mask has no axis of keys or too many tokens, otherwise None."""
     found = [
         (route, words[-len(route.shape) :])
         for route in (_placed(name, shape, words) if words and len(shape) < len(target) else ())
@@ -121,7 +121,7 @@ def _of_queries(
 def _of_key_heads(
     what: str, name: str, shape: Shape, target: Shape, words: Words
 ) -> ShapeError | None:
-    """The error about a mask of fewer heads, each of which is for as many heads of the query."""
+    """Return the error if a mask has one head for each key head, otherwise None."""
     if min(len(words), len(shape)) < 3 or not is_heads(words[-3]):
         return None
     right = (*shape[:-3], target[-3], *shape[-2:])
@@ -134,7 +134,7 @@ def _of_key_heads(
 
 
 def _to_broadcast(name: str, shape: Shape, target: Shape, words: Words) -> list[Rewrite]:
-    """Ways to an array that broadcasts; none stretches an axis that has another meaning."""
+    """Return rewrites to a shape that broadcasts, none along an axis of another meaning."""
     if not words:
         others = ("...",) if target else ()
         found = _squeezed(name, shape, len(target), others)
@@ -146,12 +146,12 @@ def _to_broadcast(name: str, shape: Shape, target: Shape, words: Words) -> list[
         split = (*target[:2], *shape[1:])
         reading = (f"{words[0]} * {words[1]}", *words[2:])
         found.append(Rewrite(2, f"{name}.reshape{split}", split, reading))
-    keys = target[-1:]  # not to be stretched along: what is meant then is a mask of the queries
+    keys = target[-1:]  # a mask without keys is one of queries: see `_of_queries`
     return [r for r in found if r.shape[-1:] == keys and _broadcasts(r.shape, target)]
 
 
 def _squeezed(name: str, shape: Shape, rank: int, words: Words) -> list[Rewrite]:
-    """Axes of 1 in front, of which there are too many, dropped."""
+    """Return the rewrite that drops surplus leading axes of size 1."""
     surplus = len(shape) - rank
     if surplus <= 0 or prod(shape[:surplus]) != 1:
         return []
@@ -161,7 +161,7 @@ def _squeezed(name: str, shape: Shape, rank: int, words: Words) -> list[Rewrite]
 
 
 def _placed(name: str, shape: Shape, words: Words) -> list[Rewrite]:
-    """The given axes in the places of others, in any order, with axes of 1 between them."""
+    """Return rewrites that reorder the axes and insert axes of size 1 between them."""
     found = []
     for order in permutations(words, len(shape)):
         there = [word for word in words if word in order]
@@ -182,7 +182,7 @@ def _placed(name: str, shape: Shape, words: Words) -> list[Rewrite]:
 
 
 def _broadcasts(shape: Shape, target: Shape) -> bool:
-    """NumPy's rule: right aligned, equal or 1."""
+    """Return whether a shape broadcasts to the target by NumPy's rules."""
     return len(shape) <= len(target) and all(
         n in (1, m) for n, m in zip(reversed(shape), reversed(target), strict=False)
     )

@@ -1,6 +1,6 @@
-"""Words for axes, the error about them, and what query, key and value must have in common.
+"""Names of axes, ShapeError, and the check that query, key and value fit together.
 
-Pure tuples of integers: no array is touched here. Words for axes are those of the documentation
+Shapes are tuples of integers; no array is read here. Axes have the names of the documentation
 (n_heads, n_q, d_qk, ...).
 """
 
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 Shape = tuple[int, ...]
 
-PIECE = 1 << 20  # numbers that NumPy works on at once
+PIECE = 1 << 20  # the number of elements that NumPy processes at once
 
 
 class ShapeError(ValueError):
@@ -27,13 +27,13 @@ class ShapeError(ValueError):
     axes : str
         `expected` in words, such as "(batch, T_enc, d_h)".
     fix : str
-        The change in one line, the end of the message. Where several are as likely, all of them,
-        each with what must be true of the tensor.
+        The change in one line, the end of the message. If several are about equally likely, all of
+        them, each with the axes that the tensor must have for it.
     changes : dict
-        All that the first change leads to: right shapes of tensors, right values of options.
+        The result of the first change: right shapes of tensors, right values of options.
     code : dict of str to str
-        Expressions that make of the tensors what they should be. Empty where no change of axes
-        does, since the sizes contradict each other, and where an option is all that changes.
+        Expressions for the right tensors. Empty if only an option changes, or if the sizes
+        contradict each other, so that no change of axes helps.
     """
 
     def __init__(
@@ -54,12 +54,12 @@ class ShapeError(ValueError):
         self.code = code or {}
 
     def __str__(self) -> str:
-        """One line, the fix at its end."""
+        """Return the message in one line, with the fix at its end."""
         return f"{self.args[0]}; {self.fix}"
 
 
 class Axes(NamedTuple):
-    """A shape taken apart; two axes have no heads axis (n_heads 1), fewer than four no batch."""
+    """The parts of a shape; one of two axes has 1 head, one of fewer than four has no batch."""
 
     batch: Shape
     heads: int
@@ -68,7 +68,7 @@ class Axes(NamedTuple):
 
 
 def axes_of(shape: Shape, bshd: bool) -> Axes:
-    """The axes of a query, key or value of at least two."""
+    """Return the parts of the shape of a query, key or value with at least two axes."""
     if len(shape) == 2:
         return Axes((), 1, *shape)
     if bshd:
@@ -77,17 +77,17 @@ def axes_of(shape: Shape, bshd: bool) -> Axes:
 
 
 def batch_words(n: int) -> tuple[str, ...]:
-    """The words for so many batch axes."""
+    """Return the names of `n` batch axes."""
     return tuple(f"batch {i}" if i else "batch" for i in range(n))
 
 
 def in_words(words: tuple[str, ...]) -> str:
-    """Axes by their words, as a tuple is written."""
+    """Return the names of axes, written as a tuple."""
     return f"({', '.join(words)}{',' * (len(words) == 1)})"
 
 
 def named_axes(words: tuple[str, ...], rank: int) -> str:
-    """The last `rank` words, for more axes behind dots."""
+    """Return the last `rank` words in a tuple, with leading dots if there are too few."""
     return (
         in_words(words[-rank:] if rank else ()) if rank <= len(words) else in_words(("...", *words))
     )
@@ -96,7 +96,7 @@ def named_axes(words: tuple[str, ...], rank: int) -> str:
 def fitted(
     query: Shape, key: Shape, value: Shape, bshd: bool, enable_gqa: bool
 ) -> tuple[Axes, Axes] | None:
-    """Axes of query and key if shapes of at least two axes go together; nothing is broadcast."""
+    """Return the parts of query and key if all shapes fit without broadcasting, otherwise None."""
     if not 1 < len(query) == len(key) == len(value):
         return None
     q, k = axes_of(query, bshd), axes_of(key, bshd)
@@ -107,7 +107,7 @@ def fitted(
 
 
 def pieces(shape: Shape) -> Iterator[tuple[slice, ...]]:
-    """Parts of all rows, small enough for Python to hear a signal between two of them."""
+    """Yield slices that cover all rows, small enough for signals to be handled in between."""
     rows = shape[:-1]
     axis = rows.index(max(rows))
     step = max(1, rows[axis] * PIECE // max(1, prod(shape)))
