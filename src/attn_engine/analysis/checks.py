@@ -128,7 +128,7 @@ def permutation_test(
         A row does not sum to 1, shapes do not match (that of what `distance` returns included), a
         key that `mask` hides has weight, or there are too many permutations.
     TypeError
-        An argument is of a wrong kind.
+        An argument has a wrong type.
 
     References
     ----------
@@ -205,7 +205,7 @@ def ablation(
     ValueError
         A row does not sum to 1, shapes do not match, or a key that `mask` hides has weight.
     TypeError
-        An argument is of a wrong kind.
+        An argument has a wrong type.
 
     Notes
     -----

@@ -66,7 +66,7 @@ def heatmap(
         Rows that do not sum to 1, tokens that do not match the weights, a head or a colour map that
         is not there.
     TypeError
-        An argument is of a wrong kind.
+        An argument has a wrong type.
 
     Notes
     -----

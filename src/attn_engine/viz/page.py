@@ -62,7 +62,7 @@ def to_html(
     ValueError
         Rows that do not sum to 1, or tokens that do not match the weights.
     TypeError
-        An argument is of a wrong kind.
+        An argument has a wrong type.
 
     Notes
     -----

@@ -77,7 +77,7 @@ def to_text(
         Rows that do not sum to 1, tokens that do not match the weights, or a head that is not
         there.
     TypeError
-        An argument is of a wrong kind.
+        An argument has a wrong type.
 
     Examples
     --------
