@@ -272,7 +272,7 @@ def _checked(weights: Any, values: Any, mask: Any) -> tuple[np.ndarray, np.ndarr
 
 
 def _fits_repeated(shape: tuple[int, ...], expected: tuple[int, ...]) -> bool:
-    """Whether values (..., n_kv_heads, n_kv, d_v) fit once their heads are repeated."""
+    """Return whether values (..., n_kv_heads, n_kv, d_v) fit once their heads are repeated."""
     *batch, heads, n_kv = expected
     return (*shape[:-3], shape[-2]) == (*batch, n_kv) and 0 < shape[-3] and heads % shape[-3] == 0
 

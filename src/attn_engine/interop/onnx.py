@@ -273,7 +273,7 @@ def _fused(
 def _rounded(
     call: _Call, softmax_type: type | None, mode: int | None
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return Y and the output of `mode`, computed by NumPy and rounded to Q's dtype at every step."""
+    """Return Y and the output of `mode`, both by NumPy, rounded to Q's dtype at every step."""
     query, key, value, mask, options = call
     dtype = query.dtype
     value_like = value.astype(dtype, copy=False)

@@ -37,8 +37,8 @@ def to_html(
     """Make a page that shows, for a clicked word, the weight it gives to every other word.
 
     The page is a single file that needs no network. It works with mouse, touch and keyboard, in
-    light and dark themes, and has a table with every number for screen readers. The colours differ in
-    brightness, so that they work with any colour vision.
+    light and dark themes, and has a table with every number for screen readers. The colours differ
+    in brightness, so that they work with any colour vision.
 
     Parameters
     ----------
