@@ -134,8 +134,8 @@ class Process:
             stderr=subprocess.DEVNULL,
             env=env,
             text=True,
-            # In its own process group, signals also reach processes that a library forks, and if this
-            # process dies, the kernel ends the stopped group.
+            # In its own process group, signals also reach processes that a library forks, and if
+            # this process dies, the kernel ends the stopped group.
             process_group=0 if os.name == "posix" else None,
         )
 
