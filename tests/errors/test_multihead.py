@@ -1,4 +1,4 @@
-"""Messages of `MultiheadAttention`: the tensor, the axis, the numbers, the way out."""
+"""Messages of `MultiheadAttention`: tensor, axis, numbers and remedy."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The walls of the house, read from the source files: who imports whom, who may use what."""
+"""The layers of the sources: which module imports which, and what each may use."""
 
 import ast
 import ctypes

@@ -1,4 +1,4 @@
-"""How the calls of broken_shapes.py are made, mended and run."""
+"""Functions that make, fix and run the calls of broken_shapes.py."""
 
 from inspect import signature
 

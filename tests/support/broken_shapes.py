@@ -1,4 +1,4 @@
-"""Broken calls, how they were broken, and what is right about them, worked out by hand."""
+"""Broken calls, the change that broke them, and the right answer, worked out by hand."""
 
 from support import broken_shapes_recurrent
 from support.broken_shapes_recurrent import Alike

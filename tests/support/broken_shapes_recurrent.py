@@ -1,4 +1,4 @@
-"""Broken calls of recurrent networks' attentions, with what is right; see broken_shapes.py."""
+"""Broken calls of recurrent networks' attentions and the right answers; see broken_shapes.py."""
 
 
 class Alike(tuple):

@@ -1,4 +1,4 @@
-"""What the tests of `KVCache` share: a plain model of it, and its calls as problems to judge."""
+"""Shared by the tests of `KVCache`: a plain model of it, and its calls as problems to check."""
 
 from dataclasses import dataclass
 from itertools import chain

@@ -1,4 +1,4 @@
-"""Inputs for the tests: problems of any shape, layout and mask, and what is hidden spoiled."""
+"""Inputs for the tests: problems of any shape, layout and mask, with hidden values set to NaN."""
 
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Scripts of examples/, run as a reader runs them."""
+"""Run scripts of examples/ as a reader runs them."""
 
 import os
 import subprocess

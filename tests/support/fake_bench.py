@@ -1,4 +1,4 @@
-"""A team that answers at once, for tests of what is done with results."""
+"""A team that answers at once, for tests of the code that uses results."""
 
 import json
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""The programs of process/test_calls.py that fork, run as those of process_programs.py are."""
+"""Programs of process/test_calls.py that fork; they run like those of process_programs.py."""
 
 import ctypes
 import json

@@ -1,4 +1,4 @@
-"""Arrays in memory that must not be overrun or written."""
+"""Arrays next to unmapped memory, or in memory that cannot be written."""
 
 import ctypes
 import mmap

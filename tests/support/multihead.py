@@ -1,4 +1,4 @@
-"""Random layers of `MultiheadAttention` and calls of them, for tests against truth and torch."""
+"""Random layers of `MultiheadAttention` and calls of them, for tests with reference and torch."""
 
 from itertools import product
 from typing import Any, NamedTuple

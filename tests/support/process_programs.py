@@ -1,4 +1,4 @@
-"""The programs of process/test_calls.py, which run in interpreters of their own and may end them.
+"""Programs of process/test_calls.py, which run in their own interpreters and may end them.
 
 `python -m support.process_programs PROGRAM JSON` calls one with the arguments in the JSON list.
 """

@@ -1,4 +1,4 @@
-"""The rules of CONTRIBUTING about size, as functions of a file's text that return its faults."""
+"""The rules of CONTRIBUTING about size, as functions that return violations in a file's text."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""What type checkers know of results: they read this program, structure/test_types.py runs it."""
+"""Types of results for type checkers, which read this program; structure/test_types.py runs it."""
 
 from typing import Any, assert_type
 

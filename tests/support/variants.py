@@ -1,4 +1,4 @@
-"""The dtypes and kernels that tests run on, and the mark of tests that need not run on all."""
+"""The dtypes and kernels that tests run on, and the mark of tests that need only some of them."""
 
 import ml_dtypes
 import numpy as np

@@ -1,4 +1,4 @@
-"""Weights and tokens for pictures of them."""
+"""Weights and tokens for pictures."""
 
 import numpy as np
 
