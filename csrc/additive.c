@@ -257,20 +257,18 @@ static void store_weights(const additive *t, int64_t r, real l) {
     fill_hidden(row + t->n, p->n_kv - t->n, l);
 }
 
-/* Stores the output of the rows `only` (NULL: of all), whose weights are times SMALL then, and
- * notes which overflow. False if there is one. */
-static bool store_outputs(const additive *t, int64_t d_v_padded, const bool *only, bool *overflow) {
+static stored *output_of(const additive *t, int64_t r) {
     const attn_tensor *output = &t->p->output;
-    bool finite = true;
-    for (int64_t r = 0; r < t->rows; r++) {
-        if (only && !only[r]) continue;
-        const real l = only ? t->q_size[r] * SMALL : t->q_size[r];
-        overflow[r] =
-            !store_output((stored *)output->data + at(output, t->batch, t->head, t->i0 + r),
-                          t->output + r * d_v_padded, l, t->p->d_v);
-        finite &= !overflow[r];
-    }
-    return finite;
+    return (stored *)output->data + at(output, t->batch, t->head, t->i0 + r);
+}
+
+/* Stores the output of all rows and notes which overflow; is there one? */
+static bool store_outputs(const additive *t, int64_t d_v_padded, bool *overflow) {
+    bool any = false;
+    for (int64_t r = 0; r < t->rows; r++)
+        any |= overflow[r] =
+            !store_output(output_of(t, r), t->output + r * d_v_padded, t->q_size[r], t->p->d_v);
+    return any;
 }
 
 static additive additive_of(const attn_call *call, int64_t task, real *scratch) {
@@ -323,13 +321,16 @@ static void run(const attn_call *call, int64_t task, void *scratch) {
         if (attn_should_stop(t.n)) return;
         store_weights(&t, r, t.q_size[r]);
     }
-    if (store_outputs(&t, d_v_padded, NULL, overflow)) return;
+    if (!store_outputs(&t, d_v_padded, overflow)) return;
     for (int64_t e = 0; e < t.rows * t.stride; e++) {
         if (attn_stops_at(e, 1)) return;
         t.scores[e] *= SMALL;
     }
     weigh_values(&t, d_v_padded);
-    store_outputs(&t, d_v_padded, overflow, overflow);
+    for (int64_t r = 0; r < t.rows; r++)
+        if (overflow[r])
+            store_bounded(output_of(&t, r), t.output + r * d_v_padded, t.q_size[r] * SMALL,
+                          REAL_MAX, t.p->d_v);
 }
 
 /* The tile of one group of keys, for calls to come. */

@@ -27,7 +27,9 @@ static real row_factor(const real *row, int64_t d, float *scales, int64_t slot) 
         bad = v_fma(x, v_zero(), bad); /* 0, or NaN where x is not finite */
     }
     const real top = v_max_lanes(most);
-    scales[slot] = top / 127 + v_sum(bad);
+    const float scale = (float)(top / 127);
+    /* the largest number is to come out as a number */
+    scales[slot] = (scale * 127 > FLT_MAX ? nextafterf(scale, 0) : scale) + (float)v_sum(bad);
     return top > REAL(1e-36) ? 127 / top : 0; /* below, the inverse would overflow */
 #else
     (void)row, (void)d, (void)scales, (void)slot;

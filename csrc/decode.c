@@ -359,8 +359,9 @@ static void merge_row(const attn_call *call, const split *s, int64_t r) {
     }
     const real l = i.query < s->band.n_q ? first[1] : 0;
     const int64_t row = s->query_row + i.query;
-    store_output((io *)p->output.data + at(&p->output, s->batch, i.head, row), first + PARTIAL_HEAD,
-                 l * first[2], p->d_v);
+    io *out = (io *)p->output.data + at(&p->output, s->batch, i.head, row);
+    if (!store_output(out, first + PARTIAL_HEAD, l * first[2], p->d_v))
+        store_bounded(out, first + PARTIAL_HEAD, l * first[2], most_of_mean(p), p->d_v);
     if (p->lse) {
         const real *sink = p->sinks ? (const real *)p->sinks + i.head : NULL;
         ((real *)p->lse)[lse_index(p, s->batch, i.head, row)] = lse_beside(sink, first[0], l);

@@ -34,4 +34,8 @@ INLINE real dropout_factor(const dropout *d, uint32_t row, uint32_t mixed_j) {
     return mix(row ^ mixed_j) < d->threshold ? 0 : d->keep;
 }
 
+/* What a mean beyond the largest number is: that number, if only rounding brought it there. Kept
+ * weights may be large enough for infinity. */
+INLINE real most_of_mean(const attn_problem *p) { return p->dropout_p == 0 ? REAL_MAX : REAL_INF; }
+
 #endif

@@ -237,8 +237,11 @@ static bool store_row(const block *b, int64_t r) {
     const int64_t row = b->query_row + b->i0 + r;
     if (p->lse)
         ((real *)p->lse)[lse_index(p, b->batch, b->head, row)] = lse_beside(sink, b->m[r], l);
-    return store_output((io *)p->output.data + at(&p->output, b->batch, b->head, row),
-                        b->output + r * b->plan->d_v_padded, b->small ? l * SMALL : l, p->d_v);
+    io *out = (io *)p->output.data + at(&p->output, b->batch, b->head, row);
+    const real *o = b->output + r * b->plan->d_v_padded;
+    if (!b->small) return store_output(out, o, l, p->d_v);
+    store_bounded(out, o, l * SMALL, most_of_mean(p), p->d_v);
+    return true;
 }
 
 /* Weights of the block's rows from the kept p, keys [keys.begin, keys.end); others get 0. */

@@ -164,6 +164,23 @@ INLINE bool store_output(io *restrict out, const real *restrict o, real l, int64
     return l != l || !v_any(v_unordered(zero, zero));
 }
 
+/* The same for weights times SMALL, where it was false. Values have no mean beyond the largest of
+ * them, but rounded weights may: a quotient out of range of a sum that is not becomes `most`. */
+INLINE void store_bounded(io *restrict out, const real *restrict o, real l, real most,
+                          int64_t d_v) {
+    const vec sum = v_set1(l), inverse = v_div(v_set1(1), sum), infinity = v_set1(REAL_INF);
+    for (int64_t c = 0; c < d_v; c += LANES) {
+        if (attn_stops_at(c, 1)) return;
+        const vec total = v_load(o + c), quotient = v_quotient(total, sum, inverse);
+        const vec bound = v_select(v_lt(total, v_zero()), v_set1(-most), v_set1(most));
+        const vmask beyond = /* NaN, of which nothing is less, too */
+            v_and_not(v_lt(v_abs(total), infinity), v_lt(v_abs(quotient), infinity));
+        const vec x = v_select(beyond, bound, quotient);
+        if (c + LANES <= d_v) v_store_io(out + c, x);
+        else v_store_io_part(out + c, x, (int)(d_v - c));
+    }
+}
+
 /* Weights of keys that a row does not see: 0, but a row whose sum is not a number is that
  * throughout. */
 INLINE void fill_hidden(io *restrict weights, int64_t n, real l) {

@@ -37,7 +37,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Run a command line (without the program's name) and return its exit code."""
     options = make_parser().parse_args(arguments)
     try:
-        config.check_environment()
+        if options.run is not run_info:  # which says what is wrong, with all the rest
+            config.check_environment()
     except ValueError as error:
         return fail(str(error), 2)
     try:

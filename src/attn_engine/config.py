@@ -20,15 +20,14 @@ _ISA_VARIABLE = "ATTN_ENGINE_ISA"
 chosen_threads = 0
 _threads_from_environment = 0
 _isa_reason = "best supported"
-_fault = (
-    ""  # what is wrong with the environment: said by whatever is called first, not by an import
-)
+# What is wrong with a variable: said by whatever is called first, not by an import.
+_faults: dict[str, str] = {}
 
 
 def check_environment() -> None:
-    """Raise ValueError if a variable holds what cannot be obeyed."""
-    if _fault:
-        raise ValueError(_fault)
+    """Raise ValueError if a variable holds what cannot be obeyed, and nothing else was chosen."""
+    for fault in _faults.values():
+        raise ValueError(fault)
 
 
 def set_num_threads(num_threads: int | None) -> None:
@@ -44,7 +43,7 @@ def set_num_threads(num_threads: int | None) -> None:
     Raises
     ------
     ValueError
-        The number is not positive.
+        The number is not positive, or None goes back to a variable that has no such number.
     TypeError
         It is not an integer.
 
@@ -57,11 +56,13 @@ def set_num_threads(num_threads: int | None) -> None:
     in which NumPy's products find a core taken. Import attn_engine first, or set the variable.
     """
     global chosen_threads
-    check_environment()
-    if num_threads is None:
-        chosen_threads = _threads_from_environment
-    else:
+    if num_threads is not None:
         chosen_threads = check_threads("num_threads", num_threads)
+        _faults.pop(_THREADS_VARIABLE, None)
+    elif _THREADS_VARIABLE in _faults:
+        raise ValueError(_faults[_THREADS_VARIABLE])
+    else:
+        chosen_threads = _threads_from_environment
 
 
 def get_num_threads() -> int:
@@ -72,7 +73,7 @@ def get_num_threads() -> int:
 
 def resolve_threads(num_threads: Any) -> int:
     """A call's `num_threads`: its own, or the chosen one."""
-    if _fault:  # asked here too: this is on the way of the shortest calls
+    if _faults:  # asked here too: this is on the way of the shortest calls
         check_environment()
     return chosen_threads if num_threads is None else check_threads("num_threads", num_threads)
 
@@ -83,7 +84,8 @@ def set_isa(name: str | None) -> None:
     Parameters
     ----------
     name : {"scalar", "avx2", "avx512"} or None
-        None is the best that this CPU supports.
+        In any case of letters. None is the best that this CPU supports. Either overrules
+        ``ATTN_ENGINE_ISA``, also one that cannot be obeyed.
 
     Raises
     ------
@@ -94,13 +96,13 @@ def set_isa(name: str | None) -> None:
         `name` is not a string.
     """
     global _isa_reason
-    check_environment()
     if name is None:
         _core.set_isa(_core.supported_isas()[-1])
         _isa_reason = "best supported"
     else:
         _core.set_isa(_check_isa("isa", name))
         _isa_reason = "set_isa"
+    _faults.pop(_ISA_VARIABLE, None)
 
 
 def get_isa() -> str:
@@ -121,15 +123,15 @@ def show_config(mode: str = "stdout") -> dict[str, Any] | None:
     -------
     dict or None
         With ``mode="dicts"``: version, platform, python, numpy, ml_dtypes (whether there),
-        compiler, openmp (its date, 0 = none), dtypes, isa (compiled, supported, selected, reason)
-        and threads (number, reason, affinity, quota; 0 = no quota).
+        compiler, openmp (its date, 0 = none), dtypes, isa (compiled, supported, selected, reason),
+        threads (number, reason, affinity, quota; 0 = no quota) and faults, a sentence for each
+        variable of the environment that cannot be obeyed. Every other call raises those.
 
     Raises
     ------
     ValueError
         The mode is another one.
     """
-    check_environment()
     if mode not in ("stdout", "dicts"):
         raise ValueError(f'mode: got {mode!r}, expected "stdout" or "dicts"')
     build = _core.build_info()
@@ -146,14 +148,15 @@ def show_config(mode: str = "stdout") -> dict[str, Any] | None:
             "compiled": list(build["isas"]),
             "supported": list(_core.supported_isas()),
             "selected": _core.get_isa(),
-            "reason": _isa_reason,
+            "reason": "see faults" if _ISA_VARIABLE in _faults else _isa_reason,
         },
         "threads": {
-            "number": get_num_threads(),
+            "number": chosen_threads or _core.default_threads(),
             "reason": _threads_reason(),
             "affinity": _affinity(),
             "quota": _quota,
         },
+        "faults": list(_faults.values()),
     }
     if mode == "dicts":
         return config
@@ -204,16 +207,18 @@ def _check_isa(argument: str, name: Any) -> str:
     """A tier that runs here."""
     if not isinstance(name, str):
         raise TypeError(f"{argument}: got {name!r}, expected the name of a tier or None")
-    supported = ", ".join(_core.supported_isas())
-    if name not in _core.ISAS:
+    supported, tier = ", ".join(_core.supported_isas()), name.lower()
+    if tier not in _core.ISAS:
         raise ValueError(f"{argument}: {name!r} is not in this build; this CPU can run {supported}")
-    if name not in _core.supported_isas():
+    if tier not in _core.supported_isas():
         raise ValueError(f"{argument}: this CPU cannot run {name!r}; it can run {supported}")
-    return name
+    return tier
 
 
 def _threads_reason() -> str:
     """Where `get_num_threads` has its number from."""
+    if _THREADS_VARIABLE in _faults:
+        return "see faults"
     if chosen_threads == 0:
         return "smallest of OpenMP's maximum, CPU affinity and cgroup quota"
     return _THREADS_VARIABLE if chosen_threads is _threads_from_environment else "set_num_threads"
@@ -239,22 +244,35 @@ def _as_lines(config: dict[str, Any], indent: str = "") -> list[str]:
 def _as_text(value: list[str] | bool | int | str) -> str:
     """One value of the report, for people."""
     if isinstance(value, list):
-        return ", ".join(value)
+        return ", ".join(value) or "none"
     if isinstance(value, bool):
         return "yes" if value else "no"
     return str(value or "none")
 
 
+def _apply_threads(text: str) -> None:
+    """The number of threads that the environment asks for."""
+    global _threads_from_environment, chosen_threads
+    if not text.strip().isdecimal():
+        raise ValueError(f"{_THREADS_VARIABLE}: got {text!r}, expected a whole number above 0")
+    chosen_threads = _threads_from_environment = check_threads(_THREADS_VARIABLE, int(text))
+
+
+def _apply_isa(name: str) -> None:
+    """The tier that the environment asks for."""
+    global _isa_reason
+    _core.set_isa(_check_isa(_ISA_VARIABLE, name))
+    _isa_reason = _ISA_VARIABLE
+
+
 def _apply_environment() -> None:
     """Read the variables once; an empty one counts as unset."""
-    global _threads_from_environment, chosen_threads, _isa_reason
-    if text := os.environ.get(_THREADS_VARIABLE):
-        if not text.strip().isdecimal():
-            raise ValueError(f"{_THREADS_VARIABLE}: got {text!r}, expected a whole number above 0")
-        chosen_threads = _threads_from_environment = check_threads(_THREADS_VARIABLE, int(text))
-    if name := os.environ.get(_ISA_VARIABLE):
-        _core.set_isa(_check_isa(_ISA_VARIABLE, name))
-        _isa_reason = _ISA_VARIABLE
+    for variable, apply in ((_THREADS_VARIABLE, _apply_threads), (_ISA_VARIABLE, _apply_isa)):
+        if text := os.environ.get(variable):
+            try:
+                apply(text)
+            except ValueError as error:
+                _faults[variable] = str(error)
 
 
 def _openmp_stack() -> int:
@@ -271,7 +289,4 @@ def _openmp_stack() -> int:
 _quota = cpu_quota()
 _core.set_thread_stack(_openmp_stack())
 _core.set_cpu_quota(_quota)
-try:
-    _apply_environment()
-except ValueError as error:
-    _fault = str(error)
+_apply_environment()

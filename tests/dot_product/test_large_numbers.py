@@ -3,6 +3,7 @@
 A score is in range while the scaled query, the sum of its products' sizes and the bias are finite.
 """
 
+import ml_dtypes
 import numpy as np
 import pytest
 from support.oracle import assert_same_bits, compute_type
@@ -178,6 +179,80 @@ def test_rows_beside_one_that_overflows_keep_their_bits(isa, wide, n_q, largest)
     output = attention(query, key, huge, mask)
     assert_same_bits(output[:, :-1], expected[:, :-1])
     assert np.isfinite(output).all() and (output[:, -1] > 1e-3 * largest).all()
+
+
+def at_the_limit(rng, n_kv, dtype):
+    """Values (n_kv, 3) of the largest number: of one sign, of the other, of both."""
+    value = np.full((n_kv, 3), ml_dtypes.finfo(dtype).max, dtype)
+    value[:, 1] *= -1
+    value[:, 2] *= rng.choice([-1, 1], n_kv).astype(dtype)
+    return value
+
+
+@pytest.mark.parametrize("n_kv", [3, 4, 5, 7, 90, 700])
+def test_a_mean_of_the_largest_number_is_no_larger(isa, dtype, n_q, n_kv):
+    """Weights are rounded, and may add up to more than 1."""
+    rng = np.random.default_rng(n_kv)
+    query, key = (rng.standard_normal((20, n, 8)).astype(dtype) for n in (n_q, n_kv))
+    value = at_the_limit(rng, n_kv, dtype)
+    v_a = rng.standard_normal(8).astype(dtype)
+    for output in (
+        attention(query, key, np.broadcast_to(value, (20, n_kv, 3))),
+        attn_engine.dot_attention(query, key, np.broadcast_to(value, (20, n_kv, 3))).context,
+        attn_engine.additive_attention(
+            query, key, None, None, v_a, np.broadcast_to(value, (20, n_kv, 3))
+        ).context,
+    ):
+        near = 8 * n_kv * np.finfo(compute_type(dtype)).eps + 2 * float(ml_dtypes.finfo(dtype).eps)
+        assert np.isfinite(output).all()
+        np.testing.assert_allclose(output[..., :2] / value[0, :2], 1, rtol=near)
+
+
+@pytest.mark.parametrize("storage", ["float32", "float64", "float16", "bfloat16", "int8"])
+def test_a_mean_of_the_largest_number_in_a_cache_is_no_larger(isa, n_q, storage):
+    dtype = np.float64 if storage == "float64" else np.float32
+    rng = np.random.default_rng(0)
+    value = at_the_limit(rng, 90, dtype)
+    if storage in ("float16", "bfloat16"):  # the largest of those that are stored
+        value = at_the_limit(rng, 90, storage).astype(dtype)
+    cache = attn_engine.KVCache(1, 20, 8, 128, d_v=3, dtype=dtype, storage=storage)
+    key = rng.standard_normal((1, 20, 90, 8)).astype(dtype)
+    cache.append(key, np.broadcast_to(value, (1, 20, 90, 3)))
+    output = cache.attend(rng.standard_normal((1, 20, n_q, 8)).astype(dtype), is_causal=False)
+    np.testing.assert_allclose(output[..., :2] / value[0, :2], 1, rtol=1e-4)
+    assert np.isfinite(output).all()
+
+
+def test_what_is_beyond_the_range_by_its_values_stays_so(isa, wide, n_q, largest):
+    """An infinite value, both infinities, NaN; and kept weights that dropout makes larger."""
+    rng = np.random.default_rng(3)
+    query, key = (rng.standard_normal((n, 8)).astype(wide) for n in (n_q, 40))
+    value = np.full((40, 5), largest)
+    value[:, 1] *= -1
+    value[7, 2], value[8, 3], value[9, 3], value[7, 4] = np.inf, np.inf, -np.inf, np.nan
+    output = attention(query, key, value)
+    assert np.isfinite(output[:, :2]).all()
+    assert not np.isfinite(output[:, 2]).any() and np.isnan(output[:, 3:]).all()
+    dropped = attention(query, key, value[:, :2], dropout_p=0.5, dropout_seed=1)
+    small = attention(query, key, value[:, :2] / 4, dropout_p=0.5, dropout_seed=1)
+    outside = abs(small) > largest / 4
+    assert outside.any() and not outside.all()
+    assert (dropped[outside] == np.copysign(np.inf, small[outside])).all()
+    np.testing.assert_allclose(dropped[~outside] / 4, small[~outside], rtol=1e-6)
+
+
+@pytest.mark.parametrize("parts", [2, 3, 5])
+def test_merged_means_of_the_largest_number_are_no_larger(dtype, parts):
+    rng = np.random.default_rng(parts)
+    output = np.broadcast_to(at_the_limit(rng, 1, dtype), (500, 3))
+    lses = [rng.standard_normal(500).astype(compute_type(dtype)) for _ in range(parts)]
+    merged = attn_engine.merge_attention([output] * parts, lses).output
+    np.testing.assert_allclose(merged / output, 1, rtol=2 * float(ml_dtypes.finfo(dtype).eps))
+    lses[0][:250] = -np.inf
+    infinite = np.where(np.arange(500) < 400, np.inf, output[:, 0])[:, None] * [1.0, -1.0, 0.5]
+    merged = attn_engine.merge_attention([infinite.astype(dtype)] + [output] * (parts - 1), lses)
+    finite = np.isfinite(merged.output)
+    assert finite[:250].all() and not finite[250:400].any() and finite[400:].all()
 
 
 @pytest.mark.parametrize("storage", ["float32", "float16", "bfloat16", "int8"])

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import tracemalloc
 
+import ml_dtypes
 import numpy as np
 import pytest
 from numpy.lib.stride_tricks import as_strided
@@ -12,7 +13,7 @@ from support.oracle import assert_same_bits
 from support.variants import semantic
 
 import attn_engine
-from attn_engine import merge_attention, softmax
+from attn_engine import KVCache, merge_attention, softmax
 from attn_engine import scaled_dot_product_attention as attention
 
 # --- views that repeat memory ---------------------------------------------------------------------
@@ -63,6 +64,45 @@ def test_keys_that_a_window_hides_cost_no_memory(isa, n_q, masked):
     options = {"attn_mask": mask, "window": (9, 0), "causal_offset": n_kv - n_q}
     assert (attention(query, key, key, **options) == 1).all()
     assert attn_engine.explain(query, key, key, **options)["scratch_bytes"] < 2**24
+
+
+# --- empty lists, which have no dtype of their own ------------------------------------------------
+
+PREPARED = KVCache(2, 2, 8, 16)
+EMPTY_LISTS = {
+    "key_lengths": (attention, [(2, 2, 3, 8)] * 3, "key_lengths: shape (0,), expected (2,)"),
+    "query_lengths": (attention, [(2, 2, 3, 8)] * 3, "query_lengths: shape (0,), expected (2,)"),
+    "causal_offset": (attention, [(2, 2, 3, 8)] * 3, "causal_offset: shape (0,), expected one"),
+    "segment_ids": (attention, [(2, 2, 3, 8)] * 3, "segment_ids[0]: shape (0,), expected (2, 3)"),
+    "lengths": (softmax, [(2, 3)], "lengths: axis 0 is 0 but rows have axis 0 2"),
+    "position_ids": (attn_engine.rotary_embedding, [(3, 4), (9, 2), (9, 2)],
+        "position_ids: shape (0,), expected (3,)"),
+    "batch_index": (PREPARED.reorder, [], "batch_index: shape (0,), expected (2,)"),
+    "lengths of a cache": (PREPARED.truncate, [], "lengths: shape (0,), expected (2,)"),
+    "cu_seqlens_q": (attn_engine.scaled_dot_product_attention_varlen, [(3, 2, 8)] * 3,
+        "cu_seqlens_q: shape (0,), expected 1 axis"),
+    "key_lengths of dot": (attn_engine.dot_attention, [(2, 8), (2, 3, 8)],
+        "key_lengths: shape (0,), expected (2,)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EMPTY_LISTS)
+@pytest.mark.parametrize("empty", [[], ()], ids=["list", "tuple"])
+def test_an_empty_list_of_integers_is_judged_by_its_shape(name, empty):
+    function, shapes, phrase = EMPTY_LISTS[name]
+    name, arguments = name.partition(" ")[0], [ones(*shape) for shape in shapes]
+    options = {name: (empty, empty) if name == "segment_ids" else empty}
+    if name == "cu_seqlens_q":
+        options["cu_seqlens_k"] = [0, 3]
+    refuses(ValueError, [phrase], function, *arguments, **options)
+
+
+def test_empty_lists_fit_where_there_is_nothing():
+    none = ones(0, 2, 3, 8)
+    output = attention(none, none, none, key_lengths=[], query_lengths=[], causal_offset=[])
+    assert output.shape == none.shape
+    nobody = np.array([])  # which has a dtype, a wrong one
+    refuses(TypeError, ["key_lengths: dtype float64"], attention, *[none] * 3, key_lengths=nobody)
 
 
 # --- what is no array -----------------------------------------------------------------------------
@@ -200,3 +240,137 @@ def test_a_diagnosis_sees_the_dtype_of_out():
     )  # fmt: skip
     assert attn_engine.diagnose("sdpa", **tensors, out=ones(2, 4, 5, 8)).error is None
     assert attn_engine.diagnose("sdpa", **tensors, out=ones(2, 4, 5, 9)).error.tensor == "out"
+
+
+# --- masks of one number --------------------------------------------------------------------------
+
+X = np.linspace(-1, 1, 24, dtype=np.float32).reshape(3, 8)
+SLIPS = [True, False, 1, 0.0, np.True_, np.False_, np.int64(1), np.uint8(0)]
+MASKED = {  # a call with a mask, and the words of its argument
+    "attention": (lambda mask: attention(X, X, X, mask), "attn_mask", True),
+    "self_attention": (
+        lambda mask: attn_engine.self_attention(X, X.T, X.T, X.T, attn_mask=mask).weights,
+        "attn_mask", True,
+    ),
+    "softmax": (lambda mask: softmax(X, mask), "mask", False),
+    "additive": (
+        lambda mask: attn_engine.additive_attention(X, X, None, None, X[0], mask=mask), "mask",
+        False,
+    ),
+    "concat": (
+        lambda mask: attn_engine.concat_attention(X, X, ones(4, 16), ones(4), mask=mask), "mask",
+        False,
+    ),
+    "dot": (lambda mask: attn_engine.dot_attention(X, X, mask=mask), "mask", False),
+    "general": (lambda mask: attn_engine.general_attention(X, X, ones(8, 8), mask=mask), "mask",
+        False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("slip", SLIPS, ids=repr)
+@pytest.mark.parametrize("function", MASKED)
+def test_a_number_is_no_mask_and_is_causal_is_told_where_there_is_one(function, slip):
+    call, name, is_causal = MASKED[function]
+    causal = " (a causal mask is is_causal=True)" if is_causal else ""
+    with pytest.raises(TypeError) as error:
+        call(slip)
+    assert str(error.value) == f"{name}: got {slip!r}, expected an array{causal}"
+
+
+SCALARS = [np.float16(2), np.float32(2), np.float64(2), np.longdouble(2), ml_dtypes.bfloat16(2)]
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+@pytest.mark.parametrize("scalar", SCALARS, ids=lambda x: type(x).__name__)
+@pytest.mark.parametrize("function", ["attention", "self_attention", "softmax"])
+def test_a_float_of_numpy_is_the_array_without_axes_that_it_comes_from(function, scalar, hidden):
+    call, *_ = MASKED[function]
+    scalar = type(scalar)(-np.inf if hidden else scalar)
+    assert_same_bits(call(scalar), call(np.asarray(scalar)))
+    assert call(scalar).any() != hidden
+
+
+def test_backward_and_cache_take_a_float_of_numpy_too():
+    forward = attention(X, X, X, np.float64(2), return_lse=True)
+    arguments = (np.ones_like(X), X, X, X, forward.output, forward.lse)
+    backward = attn_engine.scaled_dot_product_attention_backward
+    assert backward(*arguments, attn_mask=np.float64(2)).attn_mask.shape == ()
+    cache = KVCache(1, 1, 8, 4)
+    cache.append(X[None, None], X[None, None])
+    refuses(TypeError, ["attn_mask: got np.True_", "is_causal"], cache.attend, X[None, None],
+        attn_mask=np.True_)  # fmt: skip
+    output = cache.attend(X[None, None], attn_mask=np.float64(2), is_causal=False)
+    np.testing.assert_allclose(output[0, 0], forward.output, rtol=1e-5, atol=1e-6)
+
+
+# --- axes, ranges and devices by their names ------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "function, arguments, fix",
+    [
+        (attention, [(5, 4), (7, 4), (7, 4), (1, 5, 7)], "attn_mask.reshape(5, 7)"),
+        (attention, [(5, 4), (7, 4), (7, 4), (1, 1, 5, 7)],
+            "attn_mask.reshape(5, 7) if it is (1, 1, n_q, n_kv)"),
+        (attention, [(2, 2, 2, 5, 4)] * 3 + [(1, 1, 1, 1, 1, 5, 5)],
+            "attn_mask.reshape(1, 1, 1, 5, 5) if it is (1, 1, ...)"),
+        (softmax, [(2, 3, 4), (1, 1, 2, 3, 4)],
+            "mask.reshape(2, 3, 4) if it is (1, 1, axis 0, axis 1, axis 2)"),
+    ],
+)  # fmt: skip
+def test_axes_to_drop_are_told_beside_the_names_of_all_others(function, arguments, fix):
+    arrays = [ones(*shape) for shape in arguments]
+    with pytest.raises(attn_engine.ShapeError) as error:
+        function(*arrays)
+    assert error.value.fix == f"use {fix}"
+    mended = eval(fix.partition(" if ")[0], {fix.partition(".")[0]: arrays[-1]})
+    function(*arrays[:-1], mended)
+
+
+@pytest.mark.parametrize(
+    "shape, rows, fix",
+    [
+        ((1, 1, 2, 3), (2, 3), "lengths.reshape(2, 3) if it is (1, 1, axis 0, axis 1)"),
+        ((1,), (), "lengths.reshape(())"),
+        ((1, 1), (), "lengths.reshape(()) if it is (1, 1)"),
+    ],
+)
+def test_axes_of_lengths_to_drop_are_told_with_code_that_runs(shape, rows, fix):
+    lengths = np.ones(shape, int)
+    with pytest.raises(attn_engine.ShapeError) as error:
+        softmax(ones(*rows, 4), lengths=lengths)
+    assert error.value.fix == f"use {fix}"
+    softmax(ones(*rows, 4), lengths=eval(fix.partition(" if ")[0]))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_limits_of_softcap_are_those_that_are_told(dtype):
+    x = X.astype(dtype)
+    least, most = float(np.finfo(dtype).tiny), float(np.finfo(dtype).max)
+    with np.errstate(all="raise"):
+        for softcap in (least / 2, -most, np.inf):
+            refuses(ValueError, [f"softcap: got {softcap!r}, expected {least:.8g} to {most:.8g}"],
+                attention, x, x, x, softcap=softcap)  # fmt: skip
+        if dtype == np.float32:
+            refuses(ValueError, ["softcap: got 1e+39"], attention, x, x, x, softcap=1e39)
+        for softcap in (least, most):
+            assert np.isfinite(attention(x, x, x, softcap=softcap)).all()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [attention, attn_engine.scaled_dot_product_attention_varlen],
+    ids=["plain", "varlen"],
+)
+def test_the_limits_of_offsets_and_slopes_stand_in_the_docstring_and_are_taken(function):
+    assert "2**48" in function.__doc__ and "2**64" in function.__doc__
+    x, starts = ones(3, 1, 8), () if function is attention else ([0, 3], [0, 3])
+    for offset in (2**48, -(2**48)):
+        output = function(x, x, x, *starts, is_causal=True, causal_offset=offset)
+        assert (output == (offset > 0)).all()
+        kind = f"causal_offset: got {offset * 2}"
+        refuses(ValueError, [kind], function, x, x, x, *starts, causal_offset=2 * offset)
+    heads = x.shape[0] if function is attention else 1
+    assert (function(x, x, x, *starts, alibi_slopes=np.full(heads, 2.0**64)) == 1).all()
+    kind = "alibi_slopes: got 3.6893488147419103e+19"
+    refuses(ValueError, [kind], function, x, x, x, *starts, alibi_slopes=np.full(heads, 2.0**65))

@@ -7,7 +7,8 @@ from support.messages import refused, refuses
 import attn_engine
 
 SCORES = {
-    "softcap negative": (ValueError, {"softcap": -1.0}, "softcap: got -1.0, expected a positive"),
+    "softcap negative": (ValueError, {"softcap": -1.0},
+        "softcap: got -1.0, expected 1.1754944e-38 to 3.4028235e+38, the normal numbers of f"),
     "softcap NaN": (ValueError, {"softcap": np.nan}, "softcap: got nan"),
     "softcap inf": (ValueError, {"softcap": np.inf}, "softcap: got inf"),
     "softcap vanishes": (ValueError, {"softcap": 1e-300}, "softcap: got 1e-300"),

@@ -99,7 +99,7 @@ ROTARY = {
 
 OUTPUT, LSE = ones(4, 5, 3), ones(4, 5)
 MERGE = {
-    "no parts": (ValueError, ([], []), "lses: 0 parts but outputs has 0"),
+    "no parts": (ValueError, ([], []), "outputs: got no parts, expected at least one"),
     "counts": (ValueError, ([OUTPUT, OUTPUT], [LSE]),
         "lses: 1 parts but outputs has 2, expected one for each"),
     "shape": (ValueError, ([OUTPUT, OUTPUT[:3]], [LSE, LSE]),
@@ -120,8 +120,8 @@ MERGE = {
 }  # fmt: skip
 
 MONOTONIC = {
-    "range": (ValueError, ([1.5], [1.0]), "p_choose: expected probabilities, from 0 to 1"),
-    "nan": (ValueError, ([np.nan], [1.0]), "p_choose: expected probabilities"),
+    "range": (ValueError, ([1.5], [1.0]), "p_choose: got 1.5 at index 0, expected"),
+    "nan": (ValueError, ([np.nan], [1.0]), "p_choose: got nan at index 0, expected"),
     "shapes": (ValueError, ([0.5, 0.5], [1.0]), "previous_alignment: shape (1,), expected that"),
     "number": (ValueError, (0.5, 1.0), "p_choose: a single number"),
     "mode": (ValueError, ([0.5], [1.0], "soft"), "mode: got 'soft', expected"),

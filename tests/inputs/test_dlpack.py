@@ -214,10 +214,14 @@ def test_torch_s_negated_views_have_their_sign(torch):
         scaled_dot_product_attention(*z.conj())
 
 
-def test_torch_tensors_elsewhere_are_refused(torch):
-    nowhere = torch.empty(4, 8, device="meta")
-    with pytest.raises(TypeError, match=r"^query: .*meta.*query\.cpu\(\)"):
-        scaled_dot_product_attention(nowhere, nowhere, nowhere)
+def test_a_tensor_without_numbers_is_not_sent_to_the_cpu(torch):
+    meta = torch.empty(4, 8, device="meta")
+    for tensor in (meta, meta.requires_grad_()):
+        with pytest.raises(
+            TypeError, match="^query: the tensor is on torch's meta device"
+        ) as error:
+            scaled_dot_product_attention(tensor, tensor, tensor)
+        assert "diagnose" in str(error.value) and ".cpu()" not in str(error.value)
 
 
 def test_torch_sparse_tensors_are_refused(torch):

@@ -90,9 +90,9 @@ def engine(monkeypatch):
     """Output and weights that the compiled core has filled since the last `clear`."""
     filled, attend = [], dot_product._attend
 
-    def recording(*arguments):
-        attend(*arguments)
-        filled.append(arguments[3:5])
+    def recording(call):
+        attend(call)
+        filled.append((call.output, call.weights))
 
     monkeypatch.setattr(dot_product, "_attend", recording)
     return filled

@@ -229,6 +229,23 @@ static void finite_values(void) {
     }
 }
 
+/* Sums whose quotient is a number, out of range, and not a number. */
+static void check_bounded(guarded *o, guarded *out, int64_t d_v) {
+    const real l = REAL(0.75), sums[] = {3, REAL_MAX, -REAL_MAX, REAL_INF, -REAL_INF, (real)NAN};
+    for (int64_t c = 0; c < d_v; c++) ((real *)o->data)[c] = sums[c % COUNT(sums)];
+    for (int dropped = 0; dropped <= 1; dropped++) {
+        const real most = dropped ? REAL_INF : REAL_MAX;
+        store_bounded(out->data, o->data, l, most, d_v);
+        for (int64_t c = 0, k; c < d_v; c++) {
+            const real sum = sums[k = c % COUNT(sums)], x = s_load(((stored *)out->data)[c]);
+            const bool right = k == 0  ? x == s_load(s_store(sum / l))
+                               : k < 3 ? x == s_load(s_store(sum > 0 ? most : -most))
+                                       : x != x || x == sum;
+            check_that(right, "column %d: %g of a sum of %g", (int)c, (double)x, (double)sum);
+        }
+    }
+}
+
 static void stored_outputs(void) {
     for (check_edge edge = 0; edge < EDGE_COUNT; edge++) {
         for (int64_t d_v = 0; d_v <= 3 * LANES; d_v++) {
@@ -247,6 +264,7 @@ static void stored_outputs(void) {
                 check_that(store_output(out.data, x, (real)NAN, d_v), "a row whose sum is NaN");
                 ((real *)o.data)[c] = kept;
             }
+            check_bounded(&o, &out, d_v);
             memset(o.data, 0xff, (size_t)o.bytes);
             store_output(out.data, x, 0, d_v);
             for (int64_t c = 0; c < d_v; c++)

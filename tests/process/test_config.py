@@ -244,8 +244,8 @@ def test_isa_from_environment(tier):
     "use",
     [
         "get_isa()",
-        "set_isa('scalar')",
-        "show_config()",
+        "get_num_threads()",
+        "set_isa('sse8') if attn_engine.get_isa() else None",
         "softmax(x)",
         "scaled_dot_product_attention(x, x, x)",
         "explain(x, x, x)",
@@ -259,6 +259,65 @@ def test_unknown_isa_in_environment_is_an_error_of_every_use(use):
     error = run("-c", code, expect_failure=True, ATTN_ENGINE_ISA="sse9")
     assert "ValueError: ATTN_ENGINE_ISA: 'sse9' is not in this build" in error
     assert ", ".join(TIERS) in error
+
+
+@pytest.mark.parametrize("name", ["None", *map(repr, TIERS)])
+def test_a_tier_that_is_chosen_overrules_an_unknown_one(name):
+    code = f"""if True:
+        import attn_engine, numpy as np
+        assert attn_engine.show_config("dicts")["isa"]["reason"] == "see faults"
+        try:
+            attn_engine.set_isa("sse9")
+        except ValueError as error:
+            assert str(error).startswith("isa: 'sse9' is not in this build")
+        try:
+            attn_engine.get_isa()
+        except ValueError as error:
+            assert str(error).startswith("ATTN_ENGINE_ISA: 'sse9'")
+        else:
+            raise AssertionError("a tier that is refused overrules nothing")
+        attn_engine.set_isa({name})
+        attn_engine.softmax(np.ones(3))
+        shown = attn_engine.show_config("dicts")
+        assert shown["faults"] == [] and shown["isa"]["selected"] == attn_engine.get_isa()
+        print(attn_engine.get_isa())
+    """
+    chosen = TIERS[-1] if name == "None" else name.strip("'")
+    assert run("-c", code, ATTN_ENGINE_ISA="sse9") == chosen
+
+
+def test_threads_that_are_chosen_overrule_bad_ones():
+    code = """if True:
+        import attn_engine
+        assert attn_engine.show_config("dicts")["threads"]["reason"] == "see faults"
+        try:
+            attn_engine.set_num_threads(None)
+        except ValueError as error:
+            assert str(error).startswith("ATTN_ENGINE_NUM_THREADS: got 'two'")
+        else:
+            raise AssertionError("there is nothing to go back to")
+        attn_engine.set_num_threads(2)
+        print(attn_engine.get_num_threads(), attn_engine.show_config("dicts")["faults"])
+    """
+    assert run("-c", code, ATTN_ENGINE_NUM_THREADS="two") == "2 []"
+
+
+def test_all_faults_of_the_environment_are_in_the_report():
+    variables = {"ATTN_ENGINE_NUM_THREADS": "two", "ATTN_ENGINE_ISA": "sse9"}
+    shown = json.loads(run("-m", "attn_engine", "info", "--json", **variables))
+    assert [fault.partition(":")[0] for fault in shown["faults"]] == list(variables)
+    text = run("-m", "attn_engine", "info", **variables)
+    assert all(fault in text for fault in shown["faults"])
+    assert "faults  " in run("-m", "attn_engine", "info")
+
+
+@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize("write", [str.upper, str.title])
+def test_a_tier_may_be_written_in_any_case(tier, write):
+    code = "import attn_engine; print(attn_engine.get_isa())"
+    assert run("-c", code, ATTN_ENGINE_ISA=write(tier)) == tier
+    attn_engine.set_isa(write(tier))
+    assert attn_engine.get_isa() == tier
 
 
 @pytest.mark.parametrize("tier", TIERS)

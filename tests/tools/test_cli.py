@@ -137,8 +137,12 @@ def test_every_command_meets_a_bad_environment_below(capsys):
 
 @pytest.mark.parametrize(
     "module, arguments",
-    [("attn_engine", [])]
-    + [(m, [c, *rest]) for m in ("attn_engine.cli", "attn_engine") for c, rest in COMMANDS.items()],
+    [
+        (module, [command, *rest])
+        for module in ("attn_engine.cli", "attn_engine")
+        for command, rest in COMMANDS.items()
+        if command != "info"  # which reports it
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("name", ["ATTN_ENGINE_ISA", "ATTN_ENGINE_NUM_THREADS"])

@@ -166,7 +166,9 @@ def check(
     scale = check_scale(options.scale, kind.d_qk, compute)
     extras = options.extras(batch, n_heads, n_q, n_kv, compute)
     words = "(batch, n_heads, n_q, d_v)"
-    check_out(options.out, shape, kind.dtype, {"query": query, "attn_mask": mask}, words)
+    if options.out is not None:
+        inputs = options._replace(causal_offset=0, key_lengths=None).arrays() | {"query": query}
+        check_out(options.out, shape, kind.dtype, inputs, words)
     sizes = Sizes(kind.batch, n_heads, kind.n_kv_heads, n_q, n_kv, kind.d_qk, kind.d_v)
     return CheckedCall(
         query, None, None, mask, options.out, shape, words, rows, sizes, kind.dtype, compute,

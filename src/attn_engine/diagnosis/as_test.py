@@ -103,8 +103,8 @@ def _shape_of(argument: str) -> str:
 def _shapes(value: Any) -> Any:
     """A shape, or those of several arrays."""
     if isinstance(value, (list, tuple)) and value and np.ndim(value[0]):
-        return [np.shape(each) for each in value]
-    return value if isinstance(value, tuple) else tuple(np.shape(value))  # of starts, the shape
+        return [_shape(each) for each in value]
+    return value if isinstance(value, tuple) else _shape(value)  # of starts, the shape
 
 
 def _source(
@@ -117,15 +117,15 @@ def _source(
         shapes = value.keys.shape, (value.projected.shape[-1], value.keys.shape[-1])
         return f"project_keys({_random(shapes[0])}, {_random(shapes[1])})"
     if argument == "segment_ids":
-        return f"({', '.join(f'np.zeros({np.shape(ids)}, int)' for ids in value)})"
+        return f"({', '.join(f'np.zeros({_shape(ids)}, int)' for ids in value)})"
     if argument in SEVERAL:
-        return f"[{', '.join(_random(np.shape(each)) for each in value)}]"
+        return f"[{', '.join(_random(_shape(each)) for each in value)}]"
     if argument in STARTS:
         of = {"cu_seqlens_q": "query", "cu_seqlens_k": "key"}[argument]
         total = np.shape(right[of])[0]
         n = value[0] if isinstance(value, tuple) else len(value)
         return f"np.append(np.zeros({n - 1}, int), {total})"
-    shape = tuple(np.shape(value))
+    shape = _shape(value)
     if argument == "sinks":
         return f"np.full({shape}, -np.inf, np.float32)"
     if argument in _PROBABILITIES:
@@ -142,6 +142,11 @@ def _source(
         full = {"query_lengths": n_q, "key_lengths": n_kv}.get(argument, 0)
         return f"np.full({shape}, {full})"
     return None
+
+
+def _shape(value: Any) -> Shape:
+    """A plain tuple, also of a tensor of torch, whose shape is written otherwise."""
+    return tuple(np.shape(value))
 
 
 def _random(shape: Shape) -> str:

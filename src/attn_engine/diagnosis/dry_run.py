@@ -134,7 +134,8 @@ def varlen(call: Callable) -> Callable[..., Results]:
     def with_starts(**arguments: Any) -> Results:
         shapes = [arguments[name] for name in ("cu_seqlens_q", "cu_seqlens_k")]
         of_one = (2,)  # as good as many, if nothing else says how many there are
-        if shapes[0] == shapes[1] and _of_several(shapes[0]) and not _by_sequence(arguments):
+        alike = all(map(_of_several, shapes)) and shapes[0] == shapes[1]
+        if alike and not _by_sequence(arguments):
             shapes = [of_one, of_one]
         for name, packed, shape in zip(
             ("cu_seqlens_q", "cu_seqlens_k"), ("query", "key"), shapes, strict=True
@@ -334,4 +335,4 @@ def classic_backward(forward: Callable, names: tuple[str, ...]) -> Callable[...,
 def _gradients(arguments: dict[str, Any], names: tuple[str, ...]) -> Results:
     """A gradient for each argument that is there, of its shape."""
     given = {name: arguments[name] for name in names if arguments.get(name) is not None}
-    return {f"gradients.{n}": (np.shape(x), f"that of {n}") for n, x in given.items()}
+    return {f"gradients.{n}": (tuple(np.shape(x)), f"that of {n}") for n, x in given.items()}

@@ -17,6 +17,7 @@ from ..dot_product.varlen import (
     scaled_dot_product_attention_varlen,
     scaled_dot_product_attention_varlen_backward,
 )
+from ..inputs.options import shown_value
 from ..multihead.layer import MultiheadAttention
 from ..recurrent import backward_checks as recurrent_checks
 from ..recurrent.additive import additive_attention, concat_attention, project_keys
@@ -89,9 +90,11 @@ def found(function: Any, arguments: dict[str, Any]) -> tuple[Operation, dict[str
         arguments = {"cache": of} | arguments
         function = function.__func__
     for name, operation in OPERATIONS.items():
-        if function in (name, operation.function.__name__) or function is operation.function:
+        names = (name, operation.function.__name__)
+        if function is operation.function or (isinstance(function, str) and function in names):
             return operation, arguments
-    raise ValueError(f"diagnose: no checks of {function!r}, expected one of {list(OPERATIONS)}")
+    given = shown_value(function)
+    raise ValueError(f"diagnose: no checks of {given}, expected one of {list(OPERATIONS)}")
 
 
 _LUONG = "Luong scores the decoder state after the step, s_t (Bahdanau the one before it, s_(t-1))"

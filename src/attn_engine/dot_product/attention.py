@@ -98,7 +98,8 @@ def scaled_dot_product_attention(
     attn_mask : array_like, optional
         Broadcastable to (..., n_heads, n_q, n_kv). Boolean: True = attend. Floating: added to the
         scores; only -inf hides, any finite number is a bias. Integers are refused: a mask whose 0
-        hides is ``mask != 0``.
+        hides is ``mask != 0``. A floating scalar of NumPy is an array without axes; other single
+        numbers and truth values, also those of NumPy, are refused as likely slips of position.
     dropout_p : float
         Share of the weights to drop, at least 0 and less than 1; those kept are divided by
         ``1 - dropout_p``. Which ones is a function of `dropout_seed`, batch entry, head, query and
@@ -114,7 +115,7 @@ def scaled_dot_product_attention(
     causal_offset : int, array_like of int with the shape of the batch axes, or "bottom_right"
         Position of query 0 among the keys, for `is_causal` and `window`. 0 aligns the first query
         with the first key; "bottom_right" aligns the last ones, ``n_kv - n_q``, or
-        ``key_lengths - query_lengths`` where lengths are given.
+        ``key_lengths - query_lengths`` where lengths are given. At most 2**48 in size.
     window : (left, right), optional
         Query i sees key j only if ``-left <= j - i - causal_offset <= right``. None on a side is
         no limit.
@@ -125,9 +126,11 @@ def scaled_dot_product_attention(
         ``q_ids[i] == kv_ids[j]``. Integers, shapes (..., n_q) and (..., n_kv) with the batch axes,
         or (n_q,) and (n_kv,) for all batch entries.
     softcap : float
-        Replace scores s by ``softcap * tanh(s / softcap)`` before any mask; 0 does not.
+        Replace scores s by ``softcap * tanh(s / softcap)`` before any mask; 0 does not. Else a
+        positive normal number of the type that is computed in (``np.finfo(dtype).tiny`` to `max`).
     alibi_slopes : array_like, shape (n_heads,) or (..., n_heads) with the batch axes, optional
-        Add ``-slope * abs(i + causal_offset - j)`` to the score of query i and key j.
+        Add ``-slope * abs(i + causal_offset - j)`` to the score of query i and key j. A slope is
+        at most 2**64 in size.
     sinks : array_like, shape (n_heads,), optional
         A logit for each query head that joins the denominator of the softmax and nothing else;
         -inf is none. lse includes it.

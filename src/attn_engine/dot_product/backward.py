@@ -104,7 +104,10 @@ def scaled_dot_product_attention_backward(
     same bits whatever the number of threads. What is hidden gets and gives a gradient of exactly 0,
     and so does a row that sees no key.
 
-    float16 and bfloat16 are computed in float32 and rounded once at the end.
+    float16 and bfloat16 are computed in float32 and rounded once at the end. But D is that of an
+    `output` which was rounded, off by up to u times the sum of ``abs(grad_output * output)`` (u is
+    2**-11 in float16, 2**-8 in bfloat16), and each row's share of the gradient of `alibi_slopes` by
+    that times the mean distance of its keys.
 
     References
     ----------

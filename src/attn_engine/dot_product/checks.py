@@ -65,7 +65,7 @@ def check_sizes(
     words, out = _WORDS[bshd], options.out
     query, key, value = tensors
     if out is not None:
-        inputs = {"query": query, "key": key, "value": value, "attn_mask": mask}
+        inputs = {"query": query, "key": key, "value": value} | options.arrays()
         check_out(out, shape, dtype, inputs, words)
     sizes = Sizes(prod(batch), n_heads, of_keys.heads, n_q, n_kv, d_qk, d_v)
     return CheckedCall(

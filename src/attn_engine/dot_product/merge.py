@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..inputs.arrays import as_floats, check_same_dtype, compute_type, native
+from ..inputs.arrays import LARGEST, as_floats, check_same_dtype, compute_type, native
 from ..inputs.options import check_layout
 from ..results import MergedAttention
 from ..shapes.single import wrong_shape
@@ -96,6 +96,11 @@ def _merge(outputs: list[np.ndarray], lses: list[np.ndarray]) -> tuple[np.ndarra
         weight = (share / np.where(total == 0, 1, total))[..., None]
         np.multiply(output, weight, out=term, dtype=largest.dtype)
         np.add(merged, term, out=merged, where=(lse != -np.inf)[..., None])
+    beyond = np.isinf(merged)
+    if beyond.any():  # a mean is no larger than its numbers, but rounded shares may make it so
+        for output, lse in zip(outputs, lses, strict=True):
+            beyond &= np.isfinite(output) | (lse == -np.inf)[..., None]
+        np.copysign(LARGEST[merged.dtype], merged, out=merged, where=beyond)
     return merged, largest + np.log(total)
 
 
@@ -106,10 +111,11 @@ def check_parts(outputs: Any, lses: Any, bshd: bool) -> tuple[list[np.ndarray], 
             raise TypeError(f"{name}: got {type(parts).__name__}, expected a sequence of arrays")
     outputs = [as_floats(f"outputs[{i}]", output) for i, output in enumerate(outputs)]
     lses = [as_floats(f"lses[{i}]", lse) for i, lse in enumerate(lses)]
-    if not outputs or len(outputs) != len(lses):
+    if not outputs:
+        raise ValueError("outputs: got no parts, expected at least one array of outputs")
+    if len(outputs) != len(lses):
         raise ValueError(
-            f"lses: {len(lses)} parts but outputs has {len(outputs)}, expected one for each output "
-            f"and at least one part"
+            f"lses: {len(lses)} parts but outputs has {len(outputs)}, expected one for each output"
         )
     first = outputs[0]
     if first.ndim < 2:

@@ -133,7 +133,8 @@ def check(
         )  # fmt: skip
     half = _half(rotary_dim, x.shape[-1])
     positions = _check_tables(tables, position_ids, x.shape, half)
-    check_out(out, x.shape, native(x.dtype), {"x": x, **tables}, "that of x")
+    inputs = {"x": x, **tables, "position_ids": position_ids}
+    check_out(out, x.shape, native(x.dtype), inputs, "that of x")
     return CheckedRotary(x, *tables.values(), positions, interleaved, half)
 
 

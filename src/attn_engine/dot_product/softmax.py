@@ -45,8 +45,8 @@ def softmax(
     scores : array_like, at least one axis
         float16, bfloat16 (of ml_dtypes), float32 or float64.
     mask : array_like, optional
-        Broadcastable to the shape of `scores`. Boolean: True = visible. Floating: added to the
-        scores; only -inf hides.
+        Broadcastable to the shape of `scores`. Boolean: True = visible. Floating, also a scalar of
+        NumPy: added to the scores; only -inf hides.
     lengths : array_like of int, optional
         Broadcastable to the shape of `scores` without `axis`: entries from there on are hidden.
     axis : int
@@ -60,7 +60,8 @@ def softmax(
     -------
     weights : ndarray, shape and dtype of `scores`
         Hidden entries are 0, visible ones of a row sum to 1; a row with nothing visible is all 0,
-        and one that sees NaN is NaN throughout.
+        and one that sees NaN is NaN throughout. A score of -inf counts as hidden: a row of them
+        alone is all 0.
 
     Raises
     ------
@@ -133,11 +134,14 @@ def check(scores: Any, mask: Any, lengths: Any, axis: Any, out: Any) -> CheckedS
     axes = tuple(f"axis {i}" for i in range(scores.ndim))
     if mask is not None:
         mask = broadcast_mask("mask", mask, shape, axes)
+    given = lengths
     if lengths is not None:
         lengths = as_integers("lengths", lengths)
         place = axis % scores.ndim
         rows, axes = (x[:place] + x[place + 1 :] for x in (shape, axes))
         check_broadcast("lengths", lengths.shape, "rows", rows, axes)
         check_range("lengths", lengths, shape[place])
-    check_out(out, shape, dtype, {"scores": scores, "mask": mask}, "that of scores")
+    if out is not None:
+        inputs = {"scores": scores, "mask": mask, "lengths": given}
+        check_out(out, shape, dtype, inputs, "that of scores")
     return CheckedSoftmax(scores, mask, lengths, axis, dtype)

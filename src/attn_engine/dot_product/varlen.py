@@ -76,9 +76,10 @@ def scaled_dot_product_attention_varlen(
         Cumulated lengths: 0 first, the total last, never decreasing. A sequence may have no
         queries or no keys.
     causal_offset : int, array_like of int with shape (sequences,), or "bottom_right"
-        Position of a sequence's query 0 among its keys; "bottom_right" aligns its last ones.
+        Position of a sequence's query 0 among its keys, at most 2**48 in size; "bottom_right"
+        aligns its last ones.
     alibi_slopes : array_like, shape (n_heads,) or (sequences, n_heads), optional
-        Of ALiBi, as in `scaled_dot_product_attention`.
+        Of ALiBi, as in `scaled_dot_product_attention`, at most 2**64 in size.
     is_causal, scale, enable_gqa, window, softcap, sinks, dropout_p, dropout_seed
         As in `scaled_dot_product_attention`. Dropout takes the number of the sequence for that
         of the batch entry.
@@ -209,6 +210,11 @@ def scaled_dot_product_attention_varlen_backward(
         An argument is of a wrong kind.
     MemoryError
         No memory for the gradients or for scratch space.
+
+    Notes
+    -----
+    What an `output` rounded to 16 bits means for the gradient of `alibi_slopes` is said at
+    `scaled_dot_product_attention_backward`.
 
     Examples
     --------

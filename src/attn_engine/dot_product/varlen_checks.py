@@ -38,7 +38,10 @@ def check(
     scale = check_scale(options.scale, axes.d, compute)
     extras = options.packed_extras(batch, axes.heads, compute, starts)
     words = "(total_q, n_heads, d_v)"
-    check_out(options.out, shape, dtype, {"query": query, "key": key, "value": value}, words)
+    if options.out is not None:
+        inputs = {"query": query, "key": key, "value": value} | options.arrays()
+        inputs |= {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+        check_out(options.out, shape, dtype, inputs, words)
     longest = int(n_q.max(initial=0)), int(n_kv.max(initial=0))
     return CheckedCall(
         *tensors, None, options.out, shape, words, (axes.heads, axes.n),

@@ -63,6 +63,11 @@ def as_array(name: str, value: Any) -> np.ndarray:
 
 def _from_dlpack(name: str, tensor: Any) -> np.ndarray:
     """A tensor of another library as a view of its memory."""
+    if getattr(tensor, "is_meta", False):
+        raise TypeError(
+            f"{name}: the tensor is on torch's meta device, where it has a shape and no numbers; "
+            f"make it on the CPU, or pass its shape to attn_engine.diagnose"
+        )
     if getattr(tensor, "requires_grad", False):
         raise TypeError(
             f"{name}: the tensor requires grad, but no gradient flows through this call; "
@@ -160,8 +165,10 @@ def as_tensors(query: Any, key: Any, value: Any) -> tuple[np.ndarray, np.ndarray
 
 
 def as_integers(name: str, value: Any) -> np.ndarray:
-    """`value` as an array of integers; bool and float are other kinds."""
+    """`value` as an array of integers; bool and float are other kinds, an empty list is none."""
     array = as_array(name, value)
+    if isinstance(value, (list, tuple)) and not array.size:
+        return array.astype(np.int64)
     if array.dtype.kind not in "iu":
         raise TypeError(
             f"{name}: dtype {array.dtype}, expected integers, "
@@ -237,11 +244,15 @@ def raw(array: np.ndarray) -> np.ndarray:
 
 
 def as_mask(name: str, value: Any) -> np.ndarray:
-    """`value` as an array of bool or of some float dtype."""
-    if isinstance(value, (bool, int, float, np.generic)):
-        raise TypeError(
-            f"{name}: got {value!r}, expected an array (a causal mask is is_causal=True)"
-        )
+    """`value` as an array of bool or of some float dtype.
+
+    A number or a truth value is more often a slip of position. A NumPy float is not: arithmetic
+    of arrays without axes makes one.
+    """
+    is_number = isinstance(value, (bool, int, float, np.generic))
+    if is_number and not (isinstance(value, np.floating) or type(value).__name__ == "bfloat16"):
+        causal = " (a causal mask is is_causal=True)" if name == "attn_mask" else ""
+        raise TypeError(f"{name}: got {value!r}, expected an array{causal}")
     mask = as_array(name, value)
     kind = mask.dtype.kind
     if kind in "iu":
@@ -275,6 +286,15 @@ def prepared_mask(mask: np.ndarray, compute: np.dtype) -> np.ndarray:
             limit = native(mask.dtype).type(LARGEST[compute])
             mask = np.where(np.isinf(mask), mask, np.clip(mask, -limit, limit))
         return mask.astype(compute)
+
+
+def first_of(bad: np.ndarray) -> tuple[tuple[int, ...] | None, str]:
+    """Index of the first True and the words for it; None if there is none."""
+    if not bad.any():
+        return None, ""
+    where = tuple(int(i) for i in np.argwhere(bad)[0])
+    place = f" at index {where[0] if len(where) == 1 else where}" if where else ""
+    return where, place
 
 
 def overlaps_itself(array: np.ndarray) -> bool:

@@ -15,6 +15,12 @@ from .options import (
     check_softcap,
 )
 
+# Options that may be arrays, or hold some: `out` may not share their memory.
+_ARRAYS = (
+    *("attn_mask", "causal_offset", "query_lengths", "key_lengths", "segment_ids"),
+    *("alibi_slopes", "sinks"),
+)
+
 
 class AttentionOptions(NamedTuple):
     """What `scaled_dot_product_attention` takes beside its tensors and the number of threads.
@@ -41,6 +47,10 @@ class AttentionOptions(NamedTuple):
     return_weights: Any = False
     return_lse: Any = False
     out: Any = None
+
+    def arrays(self) -> dict[str, Any]:
+        """Return the options that may be arrays, by name."""
+        return {name: getattr(self, name) for name in _ARRAYS}
 
     def limits(self, batch: Shape, n_q: int | np.ndarray, n_kv: int | np.ndarray) -> Limits:
         """Check what says by position which keys are visible."""

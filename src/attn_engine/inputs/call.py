@@ -1,5 +1,6 @@
 """A call on its way to the core: checked, then prepared; and where its results go."""
 
+from collections.abc import Iterator
 from math import prod
 from typing import Any, NamedTuple
 
@@ -7,7 +8,7 @@ import numpy as np
 
 from .._core import AdditiveCall, AttentionCall, Extras, Limits
 from ..shapes.words import Shape, ShapeError
-from .arrays import CODES, is_walkable, overlap, overlaps_itself, raw, walkable
+from .arrays import CODES, as_array, is_walkable, overlap, overlaps_itself, raw, walkable
 
 
 class Sizes(NamedTuple):
@@ -68,10 +69,11 @@ class Prepared(NamedTuple):
         return self.spill
 
 
-def check_out(
-    out: Any, shape: Shape, dtype: np.dtype, inputs: dict[str, np.ndarray | None], axes: str
-) -> None:
-    """Check that `out` can take the result without touching an input; `axes` name `shape`."""
+def check_out(out: Any, shape: Shape, dtype: np.dtype, inputs: dict[str, Any], axes: str) -> None:
+    """Check that `out` can take the result without touching an input; `axes` name `shape`.
+
+    `inputs` are arrays, or arguments as they came that have been checked.
+    """
     if out is None:
         return
     if not isinstance(out, np.ndarray) or isinstance(out, np.ma.MaskedArray):
@@ -93,9 +95,18 @@ def check_out(
         raise ValueError(
             "out: its elements share memory (a broadcast or overlapping view); pass a real array"
         )
-    for name, array in inputs.items():
-        if array is not None and overlap(out, array):
+    for name, value in inputs.items():
+        if any(overlap(out, array) for array in _arrays_in(name, value)):
             raise ValueError(f"out: shares memory with {name}; pass an array of its own")
+
+
+def _arrays_in(name: str, value: Any) -> Iterator[np.ndarray]:
+    """The arrays that an argument is, or holds."""
+    if type(value) in (list, tuple):
+        for each in value:
+            yield from _arrays_in(name, each)
+    elif value is not None and not isinstance(value, (str, int, float)):
+        yield as_array(name, value)
 
 
 def destination(

@@ -14,7 +14,16 @@ import numpy as np
 from .._core import UNBOUNDED, Limits
 from ..shapes.single import wrong_shape
 from ..shapes.words import Shape, ShapeError, batch_words, in_words
-from .arrays import LARGEST, SMALLEST, as_array, as_floats, as_integers, distinct, rounded_to
+from .arrays import (
+    LARGEST,
+    SMALLEST,
+    as_array,
+    as_floats,
+    as_integers,
+    distinct,
+    first_of,
+    rounded_to,
+)
 
 # No axis of an array in memory is longer: a wider window is no limit, and sums cannot overflow.
 _LONGEST = 2**48
@@ -138,10 +147,11 @@ def check_scale(scale: Any, d_qk: int, compute: np.dtype) -> float:
 def check_softcap(softcap: Any, compute: np.dtype) -> float:
     """What no score may exceed, 0 for no limit; neither 0 nor infinite in the compute type."""
     value = check_real("softcap", softcap, "a real number, 0.0 for none")
-    if value != 0 and not SMALLEST[compute] <= value <= LARGEST[compute]:
+    least, most = SMALLEST[compute], LARGEST[compute]
+    if value != 0 and not least <= value <= most:
         raise ValueError(
-            f"softcap: got {shown_value(softcap)}, expected a positive number that is finite in "
-            f"{compute}, or 0.0 for none"
+            f"softcap: got {shown_value(softcap)}, expected {least:.8g} to {most:.8g}, the normal "
+            f"numbers of {compute}, or 0.0 for none"
         )
     return value
 
@@ -158,7 +168,7 @@ def check_slopes(slopes: Any, batch: Shape, n_heads: int, compute: np.dtype) -> 
         raise wrong_shape(what, "alibi_slopes", slopes.shape, right, "pass as many as heads")
     with np.errstate(all="ignore"):
         wide = slopes.astype(np.float64)  # in float16 the limit would be infinite
-        where, place = _first(~(abs(wide) <= _STEEPEST))
+        where, place = first_of(~(abs(wide) <= _STEEPEST))
     if where is not None:
         raise ValueError(f"alibi_slopes: got {slopes[where]}{place}, expected finite, up to 2**64")
     flat = slopes if slopes.ndim == 1 else slopes.reshape(prod(batch), n_heads)
@@ -174,7 +184,7 @@ def check_sinks(sinks: Any, n_heads: int, compute: np.dtype) -> np.ndarray:
         right = {("n_heads",): (n_heads,)}
         raise wrong_shape(what, "sinks", sinks.shape, right, "pass as many as heads")
     with np.errstate(all="ignore"):
-        where, place = _first(~(sinks < inf))
+        where, place = first_of(~(sinks < inf))
     if where is not None:
         raise ValueError(f"sinks: got {sinks[where]}{place}, expected a number, or -inf for none")
     # A finite one stays finite in the compute type: only a true -inf is none.
@@ -221,7 +231,7 @@ def _ids(name: str, value: Any, batch: Shape, n: int, axis: str) -> np.ndarray:
             name, ids.shape, {(axis,): (n,), (*batch_words(len(batch)), axis): (*batch, n)},
             f"number each of the {n} rows",
         )  # fmt: skip
-    where, place = _first(ids > np.iinfo(np.int64).max)
+    where, place = first_of(ids > np.iinfo(np.int64).max)
     if where is not None:
         raise ValueError(f"{name}: got {ids[where]}{place}, expected less than 2**63")
     return np.broadcast_to(ids, (*batch, n)).astype(np.int64, order="C").reshape(prod(batch), n)
@@ -327,17 +337,8 @@ def check_range(name: str, numbers: np.ndarray, highest: int, what: str = "") ->
         few = distinct(numbers)
         lowest, largest = few.min(initial=0), few.max(initial=0)
     if lowest < 0 or largest > highest:
-        where, place = _first((numbers < 0) | (numbers > highest))
+        where, place = first_of((numbers < 0) | (numbers > highest))
         raise ValueError(f"{name}: got {numbers[where]}{place}, expected 0 to {highest}{what}")
-
-
-def _first(bad: np.ndarray) -> tuple[tuple[int, ...] | None, str]:
-    """Index of the first True and the words for it; None if there is none."""
-    if not bad.any():
-        return None, ""
-    where = tuple(int(i) for i in np.argwhere(bad)[0])
-    place = f" at index {where[0] if len(where) == 1 else where}" if where else ""
-    return where, place
 
 
 def _causal_offset(value: Any, batch: Shape, bottom_right: int | np.ndarray) -> int | np.ndarray:
@@ -367,5 +368,10 @@ def _causal_offset(value: Any, batch: Shape, bottom_right: int | np.ndarray) -> 
         lowest, highest = offset.min(initial=0), offset.max(initial=0)
         offset = offset.astype(np.int64).reshape(-1) if offset.ndim else int(offset)
     if not -_LONGEST <= lowest <= highest <= _LONGEST:
-        raise ValueError("causal_offset: beyond 2**48, farther than any key can be")
+        far = np.asarray(value)
+        where, place = first_of(np.asarray((far < -_LONGEST) | (far > _LONGEST)))
+        raise ValueError(
+            f"causal_offset: got {shown_value(int(far[where]))}{place}, expected -2**48 to 2**48, "
+            f"farther than any key can be"
+        )
     return offset

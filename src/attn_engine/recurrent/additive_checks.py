@@ -146,16 +146,16 @@ def additive(
     call = CheckedAdditive(
         s, prepared, W_a, U_a, v, bias, location, mask, lengths, heads, out, threads
     )
-    _check_additive_out(call, {"W_a": W_a, "U_a": U_a, "v_a": v})
+    _check_additive_out(call, matrices | {"v_scale": v_scale, "key_lengths": key_lengths})
     return call
 
 
-def _check_additive_out(call: CheckedAdditive, weights: dict[str, np.ndarray | None]) -> None:
+def _check_additive_out(call: CheckedAdditive, others: dict[str, Any]) -> None:
     """Check `out` after all other arguments."""
     if call.out is not None:
         s = call.states
         inputs = {"query": s.query, "keys": s.keys, "values": s.values, "mask": call.mask}
-        inputs |= {"bias": call.bias, "location": call.location} | weights
+        inputs |= {"bias": call.bias, "location": call.location} | others
         check_out(call.out, call.shape, native(s.query.dtype), inputs, call.axes)
 
 
@@ -166,13 +166,12 @@ def concat(
     """Check the arguments of `concat_attention`; raise every error that it documents."""
     beside = {"mask": mask, "key_lengths": key_lengths}
     s, matrices = states(query, keys, values, CONCAT, {"W_c": W_c, "v": v}, **beside)
-    W_c, v, d_s = matrices["W_c"], matrices["v"], s.query.shape[-1]
-    halves, v = {"W_c[:, :d_s]": W_c[:, :d_s], "W_c[:, d_s:]": W_c[:, d_s:]}, _vector("v", v, None)
+    W_c, v, d_s = matrices["W_c"], _vector("v", matrices["v"], None), s.query.shape[-1]
     heads = check_heads(num_heads, d_attn=len(v), d_v=s.values.shape[-1])
     mask = check_mask(mask, s)
     lengths = check_key_lengths(key_lengths, s)
     call = CheckedAdditive(
-        s, None, *halves.values(), v, None, None, mask, lengths, heads, out, threads
+        s, None, W_c[:, :d_s], W_c[:, d_s:], v, None, None, mask, lengths, heads, out, threads
     )
-    _check_additive_out(call, halves | {"v": v})
+    _check_additive_out(call, matrices | {"key_lengths": key_lengths})
     return call

@@ -26,6 +26,7 @@ from ..shapes.words import Shape
 from . import additive_checks, checks
 from .additive_checks import CheckedAdditive
 from .checks import weights_shape
+from .fast_path import plain_step
 from .prepare import additive_projections, project
 
 ADDITIVE = ("query", "keys", "W_a", "U_a", "v_a", "values", "bias", "v_scale", "location")
@@ -168,17 +169,38 @@ def additive_backward(
 ) -> ClassicBackward:  # fmt: skip
     """Check the arguments of `additive_attention_backward`; raise every error that it documents."""
     needs = _needs_of(needs, ADDITIVE, inputs)
-    inputs = as_arrays(inputs, without=("v_scale",))
-    forward = additive_checks.additive(
-        **inputs, mask=None, key_lengths=None, num_heads=num_heads, out=None, threads=threads
-    )
     wanted = {
         "query": needs & {"query", "W_a", "bias"},
         "keys": needs & {"keys", "U_a", "location"},
         "v": needs & {"v_a", "v_scale"},
     }
     given = grad_context, weights, grad_weights
+    core = _plain_core(inputs, num_heads, threads)
+    if core is not None:
+        rows, dtype = core.query.shape[:-1], core.query.dtype
+        shapes = (*rows, core.value.shape[-1]), (*rows, core.key.shape[-2])
+        given = check_cotangents(*shapes, core.key.ndim == 3, dtype, *given)
+        return _core_call(core, CoreGiven(*_as_read(*given)), wanted, inputs, needs)
+    inputs = as_arrays(inputs, without=("v_scale",))
+    forward = additive_checks.additive(
+        **inputs, mask=None, key_lengths=None, num_heads=num_heads, out=None, threads=threads
+    )
     return _of_additive(forward, given, wanted, inputs, needs)
+
+
+def _plain_core(inputs: dict[str, Any], num_heads: Any, threads: int) -> AdditiveCall | None:
+    """What the core reads if projected arrays are all there is and nothing is unusual."""
+    keys, values = inputs["keys"], inputs["values"]
+    if (
+        inputs["W_a"] is inputs["U_a"] is inputs["bias"] is None
+        and inputs["v_scale"] is inputs["location"] is None
+        and type(keys) is np.ndarray
+        and type(num_heads) is int
+        and num_heads == 1
+    ):
+        values = keys if values is None else values
+        return plain_step(inputs["query"], keys, inputs["v_a"], values, threads, room=False)
+    return None
 
 
 def concat_backward(

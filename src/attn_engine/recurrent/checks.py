@@ -187,5 +187,6 @@ def _luong(
     lengths = check_key_lengths(key_lengths, s)
     if out is not None:
         inputs = {"query": s.query, "keys": s.keys, "values": s.values, "mask": mask, "W": matrix}
+        inputs["key_lengths"] = key_lengths
         check_out(out, s.context_shape, native(s.query.dtype), inputs, s.context_axes)
     return CheckedLuong(s, matrix, heads, mask, lengths, out, threads)

@@ -9,8 +9,13 @@ from ..inputs.arrays import CODES, is_walkable
 from .prepared_keys import ProjectedKeys
 
 
-def plain_step(query: Any, keys: Any, v_a: Any, values: Any, threads: int) -> AdditiveCall | None:
-    """Return the core's call if these projected arrays need no conversion, else None."""
+def plain_step(
+    query: Any, keys: Any, v_a: Any, values: Any, threads: int, room: bool = True
+) -> AdditiveCall | None:
+    """Return the core's call if these projected arrays need no conversion, else None.
+
+    Without `room` no results are allocated; a backward pass needs none.
+    """
     exponentials = None
     if type(keys) is ProjectedKeys:
         exponentials = keys.exponentials
@@ -36,8 +41,8 @@ def plain_step(query: Any, keys: Any, v_a: Any, values: Any, threads: int) -> Ad
         and (values.flags.carray or is_walkable(values))
     ):
         return None
-    out = np.empty(shape[:-1] + values.shape[-1:], dtype)
-    weights = np.empty(shape[:-1] + k_shape[-2:-1], dtype)
+    out = np.empty(shape[:-1] + values.shape[-1:], dtype) if room else None
+    weights = np.empty(shape[:-1] + k_shape[-2:-1], dtype) if room else None
     return AdditiveCall(
         query, keys, values, v_a, out, weights, code, threads, exponentials=exponentials
     )

@@ -7,7 +7,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..inputs.arrays import as_floats, check_same_dtype, compute_type, distinct, native, rounded_to
+from ..inputs.arrays import (
+    as_floats,
+    check_same_dtype,
+    compute_type,
+    distinct,
+    first_of,
+    native,
+    rounded_to,
+)
 from ..shapes.single import wrong_shape
 from ..shapes.words import ShapeError, batch_words, in_words
 
@@ -102,5 +110,9 @@ def check_alignment(
         raise wrong_shape(what, "previous_alignment", previous.shape, right, otherwise)
     few = distinct(p)
     if not ((few >= 0) & (few <= 1)).all():
-        raise ValueError("p_choose: expected probabilities, from 0 to 1, e.g. a sigmoid of scores")
+        where, place = first_of(~((p >= 0) & (p <= 1)))
+        raise ValueError(
+            f"p_choose: got {p[where]}{place}, expected a probability, from 0 to 1, "
+            f"e.g. a sigmoid of scores"
+        )
     return p, previous

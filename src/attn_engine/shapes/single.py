@@ -122,12 +122,10 @@ def _of_key_heads(
     what: str, name: str, shape: Shape, target: Shape, words: Words
 ) -> ShapeError | None:
     """The error about a mask of fewer heads, each of which is for as many heads of the query."""
-    if min(len(shape), len(words)) < 3 or not is_heads(words[-3]):
-        return None
-    if target[-3] % max(shape[-3], 1):
+    if min(len(words), len(shape)) < 3 or not is_heads(words[-3]):
         return None
     right = (*shape[:-3], target[-3], *shape[-2:])
-    if shape[-3] < 2 or not _broadcasts(right, target):
+    if shape[-3] < 2 or target[-3] % shape[-3] or not _broadcasts(right, target):
         return None
     code, axes = f"np.repeat({name}, {target[-3] // shape[-3]}, axis=-3)", words[-len(shape) :]
     reading = in_words((*axes[:-3], axes[-3].replace("heads", "kv_heads"), *axes[-2:]))
@@ -138,8 +136,10 @@ def _of_key_heads(
 def _to_broadcast(name: str, shape: Shape, target: Shape, words: Words) -> list[Rewrite]:
     """Ways to an array that broadcasts; none stretches an axis that has another meaning."""
     if not words:
-        return [r for r in _squeezed(name, shape, len(target)) if _broadcasts(r.shape, target)]
-    found = list(_squeezed(name, shape, len(target)))
+        others = ("...",) if target else ()
+        found = _squeezed(name, shape, len(target), others)
+        return [r for r in found if _broadcasts(r.shape, target)]
+    found = list(_squeezed(name, shape, len(target), words))
     if len(shape) <= len(target):
         found += _placed(name, shape, words)
     if len(shape) == len(target) - 1 > 2 and shape[0] == prod(target[:2]):
@@ -150,13 +150,14 @@ def _to_broadcast(name: str, shape: Shape, target: Shape, words: Words) -> list[
     return [r for r in found if r.shape[-1:] == keys and _broadcasts(r.shape, target)]
 
 
-def _squeezed(name: str, shape: Shape, rank: int) -> list[Rewrite]:
+def _squeezed(name: str, shape: Shape, rank: int, words: Words) -> list[Rewrite]:
     """Axes of 1 in front, of which there are too many, dropped."""
     surplus = len(shape) - rank
     if surplus <= 0 or prod(shape[:surplus]) != 1:
         return []
     left = shape[surplus:]
-    return [Rewrite(1, f"{name}.reshape{left}", left, ("1",) * surplus + ("",) * rank)]
+    code = f"{name}.reshape{left or '(())'}"
+    return [Rewrite(1, code, left, ("1",) * surplus + words)]
 
 
 def _placed(name: str, shape: Shape, words: Words) -> list[Rewrite]:
