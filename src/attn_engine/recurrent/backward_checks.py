@@ -189,7 +189,7 @@ def additive_backward(
 
 
 def _plain_core(inputs: dict[str, Any], num_heads: Any, threads: int) -> AdditiveCall | None:
-    """What the core reads if projected arrays are all there is and nothing is unusual."""
+    """Return the core's call if all arrays are projected and need no conversion, else None."""
     keys, values = inputs["keys"], inputs["values"]
     if (
         inputs["W_a"] is inputs["U_a"] is inputs["bias"] is None
