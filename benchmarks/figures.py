@@ -43,7 +43,7 @@ ADDITIVE_CHART = (
 )
 DRAWN = ("attn_engine", "torch", "onnxruntime", "openvino")
 ADDITIVE_DRAWN = ("numpy", "torch.compile", "torch", "onnxruntime", "openvino")
-LONGEST = 200  # times as fast as the slowest, at the right end of the logarithmic axis
+LONGEST = 200  # the value at the right end of the logarithmic axis
 LINES = {
     "d 64, full": "#0072b2",
     "d 64, causal": "#56b4e9",
