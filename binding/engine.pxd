@@ -1,10 +1,10 @@
 # cython: language_level=3
-"""The C interface of the engine (csrc/attn_engine.h) as Cython sees it."""
+"""The C interface of the engine (csrc/engine/attn_engine.h) as Cython sees it."""
 
 from libc.stdint cimport int64_t, uint64_t
 
 
-cdef extern from "attn_engine.h":
+cdef extern from "engine/attn_engine.h":
     ctypedef int attn_isa
     ctypedef int attn_dtype
     ctypedef int attn_status

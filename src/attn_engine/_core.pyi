@@ -1,4 +1,4 @@
-"""Types of the compiled binding. Its arguments are checked before, by problem.py and others."""
+"""Types of the compiled binding. Its arguments are checked before, by the checks of each family."""
 
 from typing import Any
 

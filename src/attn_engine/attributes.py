@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-class Fact:
+class ReadOnly:
     """What the constructor decided, of the NamedTuple `_kind` of its object: read-only."""
 
     def __set_name__(self, owner: type, name: str):
@@ -24,7 +24,7 @@ class Fact:
         )
 
 
-class Checked:
+class Validated:
     """What may be set at any time, to what `check`, given name and value, lets pass."""
 
     def __init__(self, check: Callable[[str, Any], Any]):

@@ -9,12 +9,17 @@ HEADS_FIRST = ((0, 2, 1, 3), (1, 2, 0, 3))
 
 
 def project(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
-    """Return x (..., d) @ weight^T + bias in the type of `weight`, multiplied by NumPy's BLAS."""
-    rows = x.reshape(-1, x.shape[-1]).astype(weight.dtype, copy=False)
-    with np.errstate(all="ignore"):  # padding may hold any numbers, infinities included
-        product = rows @ weight.T
-        if bias is not None:
-            product += bias
+    """Return x (..., d) @ weight^T + bias in the type of `weight`.
+
+    NumPy's BLAS has threads of its own. Padding may hold anything, even infinity, so callers must
+    ignore floating-point errors.
+    """
+    rows = x.reshape(-1, x.shape[-1])
+    if rows.dtype is not weight.dtype:
+        rows = rows.astype(weight.dtype, copy=False)
+    product = rows @ weight.T
+    if bias is not None:
+        product += bias
     return product.reshape(*x.shape[:-1], len(weight))
 
 
@@ -56,13 +61,16 @@ def project_inputs(
     bias: np.ndarray | None,
     sizes: tuple[int, int],
 ) -> list[np.ndarray]:
-    """Project to queries, keys and values; one tensor with packed weights needs one product.
+    """Return queries, keys and values; one tensor with packed weights needs one product.
 
     `sizes` are the numbers of rows of weights and bias for queries, and for keys as for values.
     """
     n_q, n_kv = sizes
     cuts = (0, n_q, n_q + n_kv, n_q + 2 * n_kv)
     packed = isinstance(weights, np.ndarray)
+    if packed and tensors[0] is tensors[1] is tensors[2]:
+        product = project(tensors[0], weights, bias)
+        return [product[..., cuts[i] : cuts[i + 1]] for i in range(3)]
     parts: list[np.ndarray] = []
     while len(parts) < 3:
         first = last = len(parts)

@@ -34,11 +34,17 @@ def _layer(
     self: MultiheadAttention, query: Any, key: Any, value: Any, key_padding_mask: Any,
     attn_mask: Any, is_causal: Any, num_threads: Any, **shown: Any,
 ) -> dict[str, Any]:  # fmt: skip
-    """Plan attention within a layer; its products are made."""
+    """Plan attention within a layer."""
     threads = resolve_threads(num_threads)
-    masks = (key_padding_mask, attn_mask, is_causal)
-    _, options, heads = self._prepared((query, key, value), masks, threads)
-    return plan(checks.check(*heads, AttentionOptions(enable_gqa=True, **options), threads))
+    kind, masks = self._kind, (key_padding_mask, attn_mask, is_causal)
+    inputs, options = self._checked((query, key, value), masks)
+    (batch, n_q, n_kv), d = inputs.scores, kind.head_dim
+    of_keys = batch, kind.num_kv_heads, n_kv + kind.added, d
+    shapes = (batch, kind.num_heads, n_q, d), of_keys, of_keys
+    options = AttentionOptions(enable_gqa=True, **options)
+    flags = checks.check_flags(options)
+    tensors = None, None, None  # the projections, which are still to come
+    return plan(checks.check_sizes(tensors, shapes, kind.compute, options, flags, threads))
 
 
 def _planned(function: Callable, describe: Callable[[Any], dict[str, Any]]) -> Callable:
@@ -85,11 +91,6 @@ def explain(*arguments: Any, **options: Any) -> dict[str, Any]:
     ------
     ValueError, TypeError
         As the call would; TypeError for a function without a plan.
-
-    Notes
-    -----
-    Products with `W_a`, `U_a`, `W_c` and `W`, and those of a layer, which come before attention,
-    are made.
 
     Examples
     --------

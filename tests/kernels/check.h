@@ -5,7 +5,7 @@
 #ifndef ATTN_CHECK_H
 #define ATTN_CHECK_H
 
-#include "internal.h"
+#include "engine/internal.h"
 
 /* ---- groups: one line of output each (check_kernels.c) --------------------------------------- */
 
@@ -75,6 +75,7 @@ void check_attend(attn_isa isa, attn_dtype dtype);
 void check_softmax(attn_isa isa, attn_dtype dtype);
 void check_additive_backward(attn_isa isa, attn_dtype dtype);
 void check_threads(attn_isa isa, attn_dtype dtype);
+void check_tiers(void);
 void check_bench(attn_isa isa, attn_dtype dtype);
 
 #endif

@@ -283,7 +283,7 @@ static void check_case(attn_dtype dtype, const int64_t sizes[4], bool additive, 
 }
 
 void check_additive_backward(attn_isa isa, attn_dtype dtype) {
-    const attn_kernel *k = attn_kernels(isa, dtype)->additive_backward;
+    const attn_kernel *k = attn_kernels(isa, dtype).additive_backward;
     const int64_t lanes = k->lanes;
     const int64_t widths[] = {1,         lanes - 1,     lanes,        lanes + 1,
                               2 * lanes, 2 * lanes + 1, 4 * lanes + 3};

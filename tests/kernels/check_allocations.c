@@ -66,7 +66,8 @@ static attn_problem attention(int64_t n_q, int64_t heads, int threads) {
 
 static int attend(int64_t n_q, int threads) {
     const attn_problem p = attention(n_q, HEADS, threads);
-    return attn_attend(&p, NULL) == ATTN_OK ? attn_plan_attend(&p, n_q <= DECODE_MAX_Q).threads : 0;
+    return attn_attend(&p, NULL) == ATTN_OK ? attn_plan_attend(&p, attn_method_for(n_q)).threads
+                                            : 0;
 }
 static int prefill(int threads) { return attend(N_Q, threads); }
 static int decode(int threads) { return attend(1, threads); }

@@ -221,7 +221,7 @@ static void check_case(attn_dtype dtype, const int64_t sizes[4], uint64_t seed, 
 /* Every number of queries with every number of keys and head size, around the edges of the kernel.
  */
 static void check_sizes(attn_dtype dtype, const char *name, const int64_t *n_q, int n_queries) {
-    const attn_kernel *k = attn_kernels(attn_get_isa(), dtype)->prefill;
+    const attn_kernel *k = attn_kernels(attn_get_isa(), dtype).prefill;
     const int64_t lanes = k->lanes, tile = k->tile_keys;
     const int64_t head_sizes[] = {0, 1, lanes - 1, lanes, lanes + 1, 2 * lanes + 3, 64, 100};
     shares worst = {0, 0, 0};
@@ -255,7 +255,7 @@ static void check_sizes(attn_dtype dtype, const char *name, const int64_t *n_q, 
 }
 
 void check_attend(attn_isa isa, attn_dtype dtype) {
-    const attn_kernel *k = attn_kernels(isa, dtype)->prefill;
+    const attn_kernel *k = attn_kernels(isa, dtype).prefill;
     const int64_t few[] = {1, 3, DECODE_MAX_Q};
     int64_t many[10] = {DECODE_MAX_Q + 1, k->lanes + DECODE_MAX_Q, k->block_q - 1, k->block_q};
     for (int rest = 1; rest <= 6; rest++) many[3 + rest] = k->block_q + rest; /* all row tiles */
@@ -310,7 +310,7 @@ static void check_softmax_case(attn_dtype dtype, int64_t rows, int64_t n, uint64
 }
 
 void check_softmax(attn_isa isa, attn_dtype dtype) {
-    const attn_kernel *k = attn_kernels(isa, dtype)->softmax;
+    const attn_kernel *k = attn_kernels(isa, dtype).softmax;
     uint64_t seed = 0;
     double worst = 0;
     if (!check_begin(k->label, "softmax")) return;
@@ -350,7 +350,7 @@ void check_bench(attn_isa isa, attn_dtype dtype) {
                   {"bench causal", 2, 2, 512, 512, 64, 0},
                   {"bench decode", 8, 2, 1, 4096, 64, ATTN_UNBOUNDED}};
     for (int i = 0; i < COUNT(shapes); i++) {
-        if (!check_begin(attn_kernels(isa, dtype)->prefill->label, shapes[i].name)) continue;
+        if (!check_begin(attn_kernels(isa, dtype).prefill->label, shapes[i].name)) continue;
         attend_case c = {.p = {.dtype = dtype,
                                .batch = 1,
                                .n_heads = shapes[i].n_heads,

@@ -83,19 +83,27 @@ static void crashed(int signal_number) {
 #define DECLARE(source, dtype, isa) extern const check_set attn_##source##_##dtype##_##isa;
 #define DECLARE_SET(dtype, stored, computed, isa) CHECK_SOURCES(DECLARE, dtype, isa)
 #define DECLARE_TIER(isa) ATTN_DTYPES(DECLARE_SET, isa)
-ATTN_ISAS(DECLARE_TIER)
+ATTN_WHOLE_ISAS(DECLARE_TIER)
 
 #define SLOT(source, dtype, isa) .source = &attn_##source##_##dtype##_##isa,
 #define SET(dtype, stored, computed, isa) {CHECK_SOURCES(SLOT, dtype, isa)},
-#define TIER(isa) {ATTN_DTYPES(SET, isa)},
-static const check_sets registry[ATTN_ISA_COUNT][ATTN_DTYPE_COUNT] = {ATTN_ISAS(TIER)};
+#define TIER(isa) [ATTN_ISA_##isa] = {ATTN_DTYPES(SET, isa)},
+static const check_sets registry[ATTN_ISA_COUNT][ATTN_DTYPE_COUNT] = {ATTN_WHOLE_ISAS(TIER)};
 
 #define ONE(...) +1
 enum { DTYPES = ATTN_DTYPES(ONE, ) }; /* those of caches are checked from Python */
 
 const check_sets *check_sets_of(attn_isa isa, attn_dtype dtype) { return &registry[isa][dtype]; }
 
+/* Does the tier compile a kernel for the type itself? */
+static bool has_its_own(attn_isa isa, attn_dtype dtype) {
+    if (isa == 0) return true;
+    const attn_kernel_set own = attn_kernels(isa, dtype), before = attn_kernels(isa - 1, dtype);
+    return memcmp(&own, &before, sizeof own) != 0;
+}
+
 static void check_primitives(const check_set *set) {
+    if (!set) return; /* of a tier that inherits; its vectors are another's */
     for (const check_group *g = set->groups; g->name; g++) {
         if (!check_begin(set->label, g->name)) continue;
         g->run();
@@ -131,6 +139,7 @@ int main(int argc, char **argv) {
         if (!check_tier_wanted(isa)) continue;
         attn_set_isa(isa);
         for (int dtype = 0; dtype < DTYPES; dtype++) {
+            if (!has_its_own(isa, dtype)) continue;
             check_primitives(registry[isa][dtype].check_vectors);
             check_primitives(registry[isa][dtype].check_tiles);
             check_primitives(registry[isa][dtype].check_stream);
@@ -141,6 +150,7 @@ int main(int argc, char **argv) {
             if (bench) check_bench(isa, dtype);
         }
     }
+    check_tiers();
     check_exp2();
     check_allocations();
     if (groups == 0) return usage(); /* a filter that fits nothing has checked nothing */

@@ -2,7 +2,7 @@
 #ifndef ATTN_CHECK_REAL_H
 #define ATTN_CHECK_REAL_H
 
-#include "simd.h"
+#include "vocabulary/simd.h"
 #include "check.h"
 
 #define CODE_(dtype) ATTN_DTYPE_CODE_##dtype

@@ -1,7 +1,7 @@
 /* The products of decode (stream.h) against plain loops. Compiled once per tier and dtype, like a
  * kernel. A number's bits must not depend on how many rows, keys or columns are worked on together,
  * so each is also compared, bit for bit, with chains of fused multiply-adds in index order. */
-#include "stream.h"
+#include "vocabulary/stream.h"
 #include "check_real.h"
 
 /* ---- rows of keys or values ------------------------------------------------------------------ */

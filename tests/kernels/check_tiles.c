@@ -1,9 +1,9 @@
-/* Register tiles and masks (tiles.h, mask.h) against plain loops. Compiled once per tier and dtype,
+/* Register tiles and masks (tiles.h, masks.h) against plain loops. Compiled once per tier and dtype,
  * like a kernel. A number's bits must not depend on the tile it lies in, so each is also compared,
  * bit for bit, with chains of fused multiply-adds in index order. */
-#include "exp.h"
-#include "mask.h"
-#include "tiles.h"
+#include "vocabulary/exp.h"
+#include "kernels/masks.h"
+#include "vocabulary/tiles.h"
 #include "check_real.h"
 
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /* The vector vocabulary (simd.h and its tier) against plain C, lane by lane. Compiled once per tier
  * and dtype, like a kernel. Where results must not depend on lanes, bits are compared. */
-#include "exp.h"
+#include "vocabulary/exp.h"
 #include "check_real.h"
 
 typedef struct lanes {

@@ -41,6 +41,20 @@ def test_every_primitive_and_kernel_of_every_tier_is_right(check_kernels):
                 ), f"{dtype}_{isa} {kernel} was not checked:\n{done.stdout}"
 
 
+def test_a_tier_that_inherits_is_as_small_as_what_it_overrides(check_kernels):
+    """The tier `pairs` compiles one kernel, and takes all others from the tier before."""
+    objects = [*check_kernels.parent.glob("CMakeFiles/*_pairs.dir/**/*.o*")]
+    assert [path.name.split(".")[0] for path in objects] == ["prefill"]
+    assert objects[0].stat().st_size < 64 * 1024
+    done = subprocess.run(
+        [check_kernels, "--only", "bf16_pairs"], check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [line.split()[:3] for line in done.stdout.splitlines()[:-1]] == [
+        ["bf16_pairs", group, "ok"] for group in ("decode", "prefill", "inherits")
+    ]
+
+
 def test_a_filter_that_fits_nothing_is_an_error(check_kernels):
     command = [check_kernels, "--only", "no such group"]
     done = subprocess.run(command, check=False, capture_output=True)

@@ -11,7 +11,7 @@ from support.multihead import make_inputs, make_layer
 from support.oracle import assert_same_bits
 
 from attn_engine import MultiheadAttention, ShapeError
-from attn_engine.multihead.settings import LayerKind
+from attn_engine.multihead.settings import LayerSettings
 
 
 def test_names_order_and_shapes():
@@ -240,7 +240,7 @@ def test_an_attribute_that_does_not_fit_is_an_error_of_the_call(change, kind, me
 def test_what_the_constructor_decided_cannot_be_set(wrong):
     layer = MultiheadAttention(12, 6, num_kv_heads=2)
     shown = repr(layer)
-    for name in (*LayerKind._fields, "head_dim"):
+    for name in (*LayerSettings._fields, "head_dim"):
         expected = (
             f"{name}: decided when the MultiheadAttention was made, cannot be set to {wrong!r}"
         )

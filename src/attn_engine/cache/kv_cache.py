@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, DTypeLike
 from .. import config
 from .._core import append as _append
 from .._core import attend as _attend
-from ..attributes import Fact
+from ..attributes import ReadOnly
 from ..inputs.arrays import CODES, is_walkable
 from ..inputs.attention_options import AttentionOptions
 from ..inputs.keywords import CacheKeywords, No, Yes
@@ -107,8 +107,8 @@ class KVCache:
     ((1, 8, 1, 64), array([11]))
     """
 
-    batch, n_kv_heads, d_qk, d_v, capacity = Fact(), Fact(), Fact(), Fact(), Fact()
-    dtype, storage, window, page_size = Fact(), Fact(), Fact(), Fact()
+    batch, n_kv_heads, d_qk, d_v, capacity = (ReadOnly() for _ in range(5))
+    dtype, storage, window, page_size = (ReadOnly() for _ in range(4))
 
     def __init__(
         self,

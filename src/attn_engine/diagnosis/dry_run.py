@@ -173,7 +173,7 @@ def multihead(layer: MultiheadAttention | None = None, **arguments: Any) -> Resu
     made = _with_defaults(MultiheadAttention, makes)
     check_share("dropout", made.pop("dropout"))
     np.random.default_rng(made.pop("rng"))
-    kind = layer_settings.check_kind(**made)
+    kind = layer_settings.check_settings(**made)
     for flag in ("need_weights", "average_attn_weights", "is_causal"):
         check_flag(flag, call.get(flag, False))
     resolve_threads(call.get("num_threads"))

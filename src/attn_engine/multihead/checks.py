@@ -48,6 +48,9 @@ def check_inputs(
 
     The masks in `beside` appear in error messages only; they are checked elsewhere.
     """
+    batch_axis = 0 if batch_first else 1
+    if _plainly_fit(query, key, value, dtype, features, batch_axis):
+        return Inputs(query, key, value, True, batch_axis)
     arrays: dict[int, np.ndarray] = {}  # an object that is passed several times is converted once
     tensors = {}
     for name, given in (("query", query), ("key", key), ("value", value)):
@@ -61,6 +64,24 @@ def check_inputs(
         arrays = {i: array[None] for i, array in arrays.items()}
     batch_axis = 0 if batch_first or not batched else 1
     return Inputs(arrays[id(query)], arrays[id(key)], arrays[id(value)], batched, batch_axis)
+
+
+def _plainly_fit(
+    query: Any, key: Any, value: Any, dtype: np.dtype, features: tuple[int, int, int], batch: int
+) -> bool:
+    """Return whether these are plain arrays with a batch axis that fit, by a quick check."""
+    if not (
+        type(query) is type(key) is type(value) is np.ndarray
+        and query.dtype is key.dtype is value.dtype is dtype
+        and query.ndim == key.ndim == value.ndim == 3
+    ):
+        return False
+    q_shape, k_shape, v_shape = query.shape, key.shape, value.shape
+    return (
+        (q_shape[2], k_shape[2], v_shape[2]) == features
+        and k_shape[:2] == v_shape[:2]
+        and q_shape[batch] == k_shape[batch]
+    )
 
 
 def _as_tensor(name: str, value: Any, dtype: np.dtype) -> np.ndarray:

@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from .. import config
-from ..dot_product.attention import scaled_dot_product_attention
-from ..inputs.arrays import as_array, compute_type, rounded_to
+from ..inputs.arrays import as_array
 from ..inputs.options import check_flag
 from ..linear import heads_first, project, project_inputs, with_rows
 from ..results import MultiheadGradients, MultiheadResult, SavedMultiheadResult
+from .attend import attend
 from .backward import NAMES, Saved, multihead_backward
 from .checks import Inputs, check_inputs, engine_masks
 from .parameters import MultiheadParameters
@@ -330,71 +330,68 @@ class MultiheadAttention(MultiheadParameters):
         need_weights = check_flag("need_weights", need_weights)
         average = check_flag("average_attn_weights", average)
         threads = config.resolve_threads(num_threads)
-        inputs, options, heads = self._prepared(tensors, masks, threads, save)
+        inputs, options = self._checked(tensors, masks, save)
         if self.training and self.dropout:
             seed = int(self._rng.integers(2**64, dtype=np.uint64))
             options |= {"dropout_p": self.dropout, "dropout_seed": seed}
 
-        q, k, v = heads
-        added = self.add_bias_kv + self.add_zero_attn
-        context = np.empty(inputs.query.shape, q.dtype)
-        attended = scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            enable_gqa=True,
-            return_weights=need_weights,
-            return_lse=save,
-            out=heads_first(context, self.head_dim, inputs.batch_axis),
-            num_threads=num_threads,
-            **options,
-        )
-        output = project(context, self.out_proj.weight, self.out_proj.bias)
-        weights = saved = None
-        if need_weights:
-            weights = np.roll(attended.weights, -added, -1) if added else attended.weights
-            with np.errstate(all="ignore"):
-                weights = weights.mean(1) if average else weights
-            weights = rounded_to(weights, self.dtype)
+        kind = self._kind
+        with np.errstate(all="ignore"):  # padding may hold anything, infinities included
+            heads = self._projected(inputs)
+            context = np.empty(inputs.query.shape, heads[0].dtype)
+            out = heads_first(context, kind.head_dim, inputs.batch_axis)
+            weights, lse = attend(heads, out, options, need_weights, save, threads)
+            output = project(context, self.out_proj.weight, self.out_proj.bias)
+            if need_weights:
+                weights = np.roll(weights, -kind.added, -1) if kind.added else weights
+                if average:
+                    weights = np.add.reduce(weights, 1) / kind.num_heads
+                weights = weights.astype(kind.dtype, copy=False)
+            output = output.astype(kind.dtype, copy=False)
+        saved = None
         if save:
             given = {"key_padding_mask": masks[0], "attn_mask": masks[1]}
             given = {name: None if x is None else as_array(name, x) for name, x in given.items()}
             parameters, returned = dict(self.named_parameters()), average if need_weights else None
-            saved = Saved(
-                self, parameters, inputs, heads, context, attended.lse, options, given, returned
-            )
+            saved = Saved(self, parameters, inputs, heads, context, lse, options, given, returned)
         if not inputs.batched:
             output, weights = output[0], weights[0] if need_weights else None
-        return SavedMultiheadResult(rounded_to(output, self.dtype), weights, saved)
+        return SavedMultiheadResult(output, weights, saved)
 
-    def _prepared(
-        self,
-        tensors: tuple[Any, Any, Any],
-        masks: tuple[Any, Any, Any],
-        threads: int,
-        keep_bias: bool = False,
-    ) -> tuple[Inputs, dict[str, Any], tuple[np.ndarray, ...]]:
-        """Check the inputs; return them with the options of attention and the projected heads."""
+    def _checked(
+        self, tensors: tuple[Any, Any, Any], masks: tuple[Any, Any, Any], keep_bias: bool = False
+    ) -> tuple[Inputs, dict[str, Any]]:
+        """Check the inputs; return them with the options of attention."""
         padding, mask, is_causal = masks
-        is_causal = check_flag("is_causal", is_causal)
+        is_causal, kind = check_flag("is_causal", is_causal), self._kind
         self.check_parameters()
-        features = (self.embed_dim, self.kdim, self.vdim)
+        features = kind.embed_dim, kind.kdim, kind.vdim
         beside = {"key_padding_mask": padding, "attn_mask": mask}
-        inputs = check_inputs(*tensors, self.dtype, features, self.batch_first, **beside)
-        added, compute = self.add_bias_kv + self.add_zero_attn, compute_type(self.dtype)
-        options = engine_masks(
-            padding, mask, is_causal, inputs, self.num_heads, added, compute, keep_bias
-        )
-        return inputs, options, tuple(self._projected(inputs, threads))
+        inputs = check_inputs(*tensors, kind.dtype, features, kind.batch_first, **beside)
+        if padding is mask is None:
+            options = {"is_causal": True, "causal_offset": kind.added} if is_causal else {}
+        else:
+            options = engine_masks(
+                padding,
+                mask,
+                is_causal,
+                inputs,
+                kind.num_heads,
+                kind.added,
+                kind.compute,
+                keep_bias,
+            )
+        return inputs, options
 
-    def _projected(self, inputs: Inputs, threads: int) -> list[np.ndarray]:
+    def _projected(self, inputs: Inputs) -> tuple[np.ndarray, ...]:
         """Return queries, keys and values (batch, heads, n, head_dim), with added keys first."""
-        weights = self.in_proj_weight
+        kind, weights = self._kind, self.in_proj_weight
         if weights is None:
             weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
-        sizes = (self.embed_dim, self._kind.kv_dim)
+        sizes = (kind.embed_dim, kind.kv_dim)
         parts = project_inputs(inputs[:3], weights, self.in_proj_bias, sizes)
-        for i, row in ((1, self.bias_k), (2, self.bias_v)):
-            rows = [row] * self.add_bias_kv + [np.zeros(1, parts[i].dtype)] * self.add_zero_attn
-            parts[i] = with_rows(rows, parts[i], 1 - inputs.batch_axis)
-        return [heads_first(part, self.head_dim, inputs.batch_axis) for part in parts]
+        if kind.added:
+            for i, row in ((1, self.bias_k), (2, self.bias_v)):
+                rows = [row] * kind.add_bias_kv + [np.zeros(1, parts[i].dtype)] * kind.add_zero_attn
+                parts[i] = with_rows(rows, parts[i], 1 - inputs.batch_axis)
+        return tuple(heads_first(part, kind.head_dim, inputs.batch_axis) for part in parts)

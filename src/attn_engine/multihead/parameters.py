@@ -12,12 +12,14 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
-from ..attributes import Checked, Fact
+from ..attributes import ReadOnly, Validated
 from ..inputs.arrays import as_floats, bfloat16, compute_type, native, rounded_to
 from ..inputs.options import check_count, check_flag, check_share
 from ..shapes.single import wrong_shape
 from ..shapes.words import Shape, ShapeError, in_words
-from .settings import NAMES, check_kind
+from .settings import NAMES, check_settings
+
+_GETTERS = {name: attrgetter(name) for name in NAMES}
 
 
 def initial_parameters(
@@ -168,10 +170,10 @@ class MultiheadParameters:
     Parameters are held in the type they are computed in, under torch's names.
     """
 
-    embed_dim, num_heads, num_kv_heads, head_dim = Fact(), Fact(), Fact(), Fact()
-    kdim, vdim, bias, add_bias_kv, add_zero_attn = Fact(), Fact(), Fact(), Fact(), Fact()
-    batch_first, dtype = Fact(), Fact()
-    dropout, training = Checked(check_share), Checked(check_flag)
+    embed_dim, num_heads, num_kv_heads, head_dim = ReadOnly(), ReadOnly(), ReadOnly(), ReadOnly()
+    kdim, vdim, bias, add_bias_kv = ReadOnly(), ReadOnly(), ReadOnly(), ReadOnly()
+    add_zero_attn, batch_first, dtype = ReadOnly(), ReadOnly(), ReadOnly()
+    dropout, training = Validated(check_share), Validated(check_flag)
 
     def __init__(
         self,
@@ -189,14 +191,15 @@ class MultiheadParameters:
         num_kv_heads: int | None = None,
         rng: np.random.Generator | int | None = None,
     ):
-        self._kind = check_kind(
+        self._kind = check_settings(
             embed_dim, num_heads, num_kv_heads, kdim, vdim,
             bias, add_bias_kv, add_zero_attn, batch_first, dtype,
         )  # fmt: skip
         self.dropout = dropout
         self.training = False
         self._rng = np.random.default_rng(rng)
-        self._set(initial_parameters(self._kind.shapes(), self._rng))
+        self._shapes = self._kind.shapes()
+        self._set(initial_parameters(self._shapes, self._rng))
 
     def _set(self, parameters: Mapping[str, np.ndarray]) -> None:
         """Store copies, rounded to the layer's dtype and held in the type they are computed in."""
@@ -228,11 +231,13 @@ class MultiheadParameters:
         The arrays have the type that is computed in, which is float32 for a 16-bit layer.
         `load_state_dict` rounds new parameters to 16 bits.
         """
-        return ((name, attrgetter(name)(self)) for name in self._kind.shapes())
+        return ((name, attrgetter(name)(self)) for name in self._shapes)
 
     def check_parameters(self, but: Container[str] = ()) -> None:
         """Raise ShapeError or TypeError unless all parameters except `but` are valid."""
-        compute, shapes = compute_type(self.dtype), self._kind.shapes()
+        compute, shapes = self._kind.compute, self._shapes
+        if not but and self._are_right(compute):
+            return
         for name in NAMES:
             array = attrgetter(name)(self)
             if name in but or (array is None and name not in shapes):
@@ -249,6 +254,19 @@ class MultiheadParameters:
                 )
             otherwise = "load_state_dict checks before it changes any"
             check_shape(name, array.shape, shapes[name], otherwise)
+
+    def _are_right(self, compute: np.dtype) -> bool:
+        """Return whether all parameters are valid; if not, check_parameters says why."""
+        for name, get in _GETTERS.items():
+            array, shape = get(self), self._shapes.get(name)
+            if array is None:
+                if shape is not None:
+                    return False
+            elif (
+                type(array) is not np.ndarray or array.dtype is not compute or array.shape != shape
+            ):
+                return False
+        return True
 
     def __repr__(self) -> str:
         """Return the call that makes such a layer, with the arguments that differ from defaults."""
@@ -282,7 +300,7 @@ class MultiheadParameters:
         TypeError
             Not a mapping, a parameter is not floating, a tensor requires grad or lives elsewhere.
         """
-        self._set(checked_parameters(state_dict, self._kind.shapes()))
+        self._set(checked_parameters(state_dict, self._shapes))
 
     @classmethod
     def from_torch(cls, module: Any) -> Self:

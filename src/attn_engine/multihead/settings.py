@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..inputs.arrays import as_dtype
+from ..inputs.arrays import as_dtype, compute_type
 from ..inputs.options import check_count, check_flag
 from ..shapes.words import Shape
 
@@ -15,7 +15,7 @@ NAMES = (
 )
 
 
-class LayerKind(NamedTuple):
+class LayerSettings(NamedTuple):
     """The checked arguments of a layer, and sizes that follow from them."""
 
     embed_dim: int
@@ -39,6 +39,16 @@ class LayerKind(NamedTuple):
         """Size of the projected keys, and of the projected values."""
         return self.num_kv_heads * self.head_dim
 
+    @property
+    def added(self) -> int:
+        """Number of keys that the layer adds in front of those of a call."""
+        return self.add_bias_kv + self.add_zero_attn
+
+    @property
+    def compute(self) -> np.dtype:
+        """The type of the arithmetic, in which parameters are held."""
+        return compute_type(self.dtype)
+
     def shapes(self) -> dict[str, Shape]:
         """Return the shape of every parameter, in torch's order."""
         embed_dim, kv_dim = self.embed_dim, self.kv_dim
@@ -60,7 +70,7 @@ class LayerKind(NamedTuple):
         return shapes
 
 
-def check_kind(
+def check_settings(
     embed_dim: Any,
     num_heads: Any,
     num_kv_heads: Any,
@@ -71,11 +81,11 @@ def check_kind(
     add_zero_attn: Any,
     batch_first: Any,
     dtype: Any,
-) -> LayerKind:
+) -> LayerSettings:
     """Check the constructor's arguments."""
     embed_dim = check_count("embed_dim", embed_dim)
     num_heads = check_count("num_heads", num_heads)
-    kind = LayerKind(
+    kind = LayerSettings(
         embed_dim,
         num_heads,
         num_heads if num_kv_heads is None else check_count("num_kv_heads", num_kv_heads),
