@@ -102,7 +102,7 @@ class Problem:
         return self.but(self.query[..., :0], self.key[..., :0])._scores_and_visible()[1]
 
     def sizes(self, dtype):
-        """What the error of each row scales with, (..., n_heads, n_q), over the keys it sees:
+        """Return the sizes that bound each row's error, (..., n_heads, n_q), over the keys it sees:
         the largest |scale| sum|q_i k_ij| + |bias_ij|, or |sink|, and the largest |value| that
         dropout scales up, if finite."""
         visible = self.visible()

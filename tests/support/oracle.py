@@ -1,4 +1,4 @@
-"""The judge of every number: the reference on the same inputs, and a bound derived from rounding.
+"""The oracle of all results: the reference on the same inputs, and a bound derived from rounding.
 
 With u the unit roundoff of the compute type, no data can make an output wrong by more than
 (8 + (5 + n_dot) A + 2 n_acc) u max|V visible|, the bound of adversarial data, where
@@ -117,7 +117,7 @@ def _assert_informative(rows):
 
 
 def _sampled_rows(problem):
-    """Ranges of queries to judge: all, or three short ones where long double would be slow.
+    """Return ranges of queries to check: all, or three short ones if long double would be slow.
 
     What dropout drops depends on the position, so there it is all.
     """

@@ -1,4 +1,4 @@
-"""Inputs for the attentions of recurrent networks, and the judge of their scores."""
+"""Inputs for the attentions of recurrent networks, and the check of their scores."""
 
 import numpy as np
 

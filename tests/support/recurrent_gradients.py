@@ -1,4 +1,4 @@
-"""Problems with cotangents for the backward pass of recurrent networks' attentions, and its judge.
+"""Problems with cotangents for the backward pass of recurrent networks' attentions, and its bound.
 
 The bound takes every formula with the size of its terms. With u the unit roundoff of the compute
 type, w the weights, M = |grad_context| |values|^T + |grad_weights| and S = w (M + sum(w M)) the

@@ -52,7 +52,7 @@ def _blank(match):
 
 
 def long_c_functions(text):
-    """Signatures' first lines of the functions that are too long, from there to the closing brace.
+    """Return first lines of the functions that are too long, from there to the closing brace.
 
     A signature begins on the last line before the body that is not indented, as the formatter
     leaves it, so it may have several lines.
