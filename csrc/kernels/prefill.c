@@ -117,9 +117,9 @@ static void attend_lanes(block *b, tile_view t, int first, int last, bool cut, b
     else add_values(w, alpha, b->output);
 }
 
-/* One block of keys; keys, values and scores begin with t.j0. What the band cuts is taken by vectors
- * of lanes, each with the keys that it sees: on the diagonal of a causal mask that spares a third
- * of the work. */
+/* One block of keys; keys, values and scores begin with t.j0. What the band cuts is taken by
+ * vectors of lanes, each with the keys that it sees: on the diagonal of a causal mask that spares a
+ * third of the work. */
 static void attend_block(block *b, tile_view t, key_operand keys, value_operand values,
                          real *restrict scores) {
     const int first = (int)(t.i0 - b->i0) / LANES, last = (int)(t.i1 - b->i0 + LANES - 1) / LANES;

@@ -116,12 +116,9 @@ static const io *block_rows(const block *b, const attn_tensor *t) {
     return (const io *)t->data + at(t, b->batch, b->head, b->query_row + b->i0);
 }
 
-/* Where row j of keys or values lies; of a cache, of its values. */
+/* Where row j of keys or values lies that are of no cache. */
 static const stored *row_at(const attn_tensor *t, const block *b, int64_t j) {
-    const attn_problem *p = b->p;
-    if (!p->cache) return (const stored *)t->data + at(t, b->batch, b->kv_head, b->key_row + j);
-    return (const stored *)t->data +
-           cache_slot(p->cache, p->n_kv_heads, b->batch, b->kv_head, j) * p->d_v;
+    return (const stored *)t->data + at(t, b->batch, b->kv_head, b->key_row + j);
 }
 
 /* Places of rows that are to be laid out, and of groups of a cache's keys; of int8 their scales. */
@@ -133,16 +130,21 @@ typedef struct places {
 #endif
 } places;
 
-/* Keys or values [j0, j1). */
+/* Keys or values [j0, j1); of a cache, values. */
 static inline row_list list_rows(const attn_tensor *t, const block *b, int64_t j0, int64_t j1,
                                  places *to) {
-    row_list list = {to->row, NULL, 0};
-    for (int64_t j = j0; j < j1; j++, list.n++) {
-        to->row[list.n] = row_at(t, b, j);
-#ifdef STORED_i8 /* values of a cache */
-        to->scale[list.n] =
-            b->p->cache
-                ->value_scales[cache_slot(b->p->cache, b->p->n_kv_heads, b->batch, b->kv_head, j)];
+    const attn_cache *cache = b->p->cache;
+    row_list list = {.n = j1 - j0};
+    if (!cache) {
+        list.first = row_at(t, b, j0), list.stride = t->stride_row;
+        return list;
+    }
+    list.row = to->row;
+    for (int64_t j = j0; j < j1; j++) {
+        const int64_t slot = cache_slot(cache, b->p->n_kv_heads, b->batch, b->kv_head, j);
+        to->row[j - j0] = (const stored *)t->data + slot * b->p->d_v;
+#ifdef STORED_i8
+        to->scale[j - j0] = cache->value_scales[slot];
         list.scale = to->scale;
 #endif
     }

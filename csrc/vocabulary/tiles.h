@@ -75,12 +75,19 @@ INLINE void panel_pack(const io *rows, int64_t stride, int64_t n, int64_t d, rea
     }
 }
 
-/* n rows of storage type, wherever they lie; scale: NULL, or what each is to be multiplied with. */
+/* n rows of storage type: `stride` elements apart from the first on, or wherever the list says.
+ * scale: NULL, or what each is to be multiplied with. */
 typedef struct row_list {
-    const stored *const *row;
-    const real *scale;
     int64_t n;
+    const stored *first;
+    int64_t stride;
+    const stored *const *row; /* NULL: there is no list */
+    const real *scale;
 } row_list;
+
+INLINE const stored *listed_row(row_list rows, int64_t j) {
+    return rows.row ? rows.row[j] : rows.first + j * rows.stride;
+}
 
 /* n groups of LANES keys of a cache's tiles: element c of key l at [c * KEY_TILE + l]. */
 typedef struct group_list {
@@ -92,7 +99,7 @@ typedef struct group_list {
 /* As dense reals, columns beyond d filled with 0. */
 static inline void widen_rows(row_list from, int64_t d, int64_t stride, real *restrict to) {
     for (int64_t j = 0; j < from.n; j++, to += stride) {
-        const stored *row = from.row[j];
+        const stored *row = listed_row(from, j);
         const vec scale = v_set1(from.scale ? from.scale[j] : 1);
         for (int64_t c = 0; c < d; c += LANES) {
             if (attn_stops_at(c, 1)) return;

@@ -52,7 +52,7 @@ INLINE key_operand keys_in_place(const stored *rows, int64_t stride) {
 }
 INLINE key_operand keys_of_rows(row_list rows, int64_t d, real *restrict to) {
     (void)to;
-    return keys_in_place(*rows.row, d); /* never asked for */
+    return keys_in_place(listed_row(rows, 0), d); /* never asked for */
 }
 INLINE key_operand keys_of_groups(group_list groups, int64_t skipped, int64_t d,
                                   real *restrict to) {
@@ -70,7 +70,7 @@ INLINE value_operand values_in_place(const stored *rows, int64_t stride) {
 INLINE value_operand values_of_rows(row_list rows, int64_t d, real *restrict to) {
     stored *turned = (stored *)to;
     for (int64_t j = 0; j < rows.n; j++)
-        for (int64_t c = 0; c < d; c++) turned[c * rows.n + j] = rows.row[j][c];
+        for (int64_t c = 0; c < d; c++) turned[c * rows.n + j] = listed_row(rows, j)[c];
     return (value_operand){turned, rows.n};
 }
 INLINE value_operand values_from(value_operand values, int64_t skipped) {
