@@ -1,4 +1,4 @@
-"""The backward pass: 64 to 2048 tokens, head sizes 32 to 128, causal or not, and what options cost.
+"""The backward pass: 64 to 2048 tokens, head sizes 32 to 128, causal or not, and several options.
 
 Run it by `pytest benchmarks/bench_backward.py --benchmark-json backward.json`.
 """
@@ -20,9 +20,9 @@ LENGTHS = (64, 128, 256, 512, 1024, 2048)
 
 @pytest.fixture
 def run(benchmark):
-    """A function that checks the gradients of one head, then times the call.
+    """Return a function that checks the gradients of one head, then times the call.
 
-    Counted are the five products that the backward pass needs, of the pairs that are visible.
+    The flops are those of the backward pass's five products, over visible pairs.
     """
 
     def run_case(n, d, dtype=np.float32, threads=None, n_kv_heads=8, **options):

@@ -1,7 +1,7 @@
-"""`KVCache`: a step of decoding against what is cached, in every storage, and appending.
+"""`KVCache`: one decoding step against the cached length, in every storage type, and appending.
 
-"arrays" is `scaled_dot_product_attention` on plain arrays of the same tokens. What a step has to
-read is in extra_info.
+"arrays" is `scaled_dot_product_attention` on plain arrays of the same tokens. extra_info has the
+bytes that a step must read.
 
 Run it by `pytest benchmarks/bench_cache.py --benchmark-json cache.json`.
 """
@@ -15,7 +15,7 @@ from attn_engine import KVCache, get_isa, get_num_threads, scaled_dot_product_at
 
 pytestmark = pytest.mark.benchmark(max_time=0.3, min_rounds=3)
 
-# Bytes of a number, and how far outputs may be from those on arrays, as a share of max|V|.
+# Bytes of a number, and the largest error of outputs relative to max|V|.
 STORED = {
     "arrays": (4, 1e-5),
     "float32": (4, 1e-5),
@@ -32,7 +32,7 @@ def draw(*shape):
 
 @pytest.fixture
 def step(benchmark):
-    """A function of (storage, context, ...): checks and times attention from the last tokens."""
+    """Return a function of (storage, context, ...) that checks and times attention."""
 
     def run(storage, context, group=4, *, batch=1, n_q=1, threads=None, page_size=None):
         threads = threads or get_num_threads()
@@ -102,7 +102,7 @@ def test_pages(step, page_size):
 @pytest.mark.parametrize("storage", list(STORED)[1:])
 @pytest.mark.parametrize("n_new", [1, 512])
 def test_append(benchmark, n_new, storage):
-    """Over and over, back to the beginning before the cache is full."""
+    """Append many times, restarting before the cache is full."""
     cache = KVCache(1, N_KV_HEADS, D, 2**16, storage=storage)
     tokens = draw(2, 1, N_KV_HEADS, n_new, D)
     cache.append(*draw(2, 1, N_KV_HEADS, 2**16, D))

@@ -1,7 +1,7 @@
 """A step of a language model (examples/smollm2.py) after 128 to 8000 tokens, for each cache type.
 
-One thread in both thread pools, so that products and attention read memory at the same rate. What
-part of a step attention takes, its cache's upkeep included, is in extra_info, as is the rotation's.
+Both thread pools have one thread, so that products and attention read memory at the same rate.
+extra_info has the shares of attention, including its cache, and of the rotation in a step.
 
 Run it by `pytest benchmarks/bench_generate.py --benchmark-json generate.json`.
 """

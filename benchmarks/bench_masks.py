@@ -1,5 +1,4 @@
-"""Masks: what is hidden by shape (causal, window, lengths) should cost nothing; dense masks,
-weights.
+"""Masks: causal, window and lengths should cost nothing for hidden keys; dense masks and weights.
 
 Run it by `pytest benchmarks/bench_masks.py --benchmark-json masks.json`.
 """

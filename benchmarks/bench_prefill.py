@@ -1,6 +1,6 @@
 """Prefill: as many queries as keys, 64 to 8192 tokens, head sizes 32 to 128, causal or not.
 
-From 2048 tokens on the number of heads falls, so that the whole sweep stays in a few minutes.
+From 2048 tokens on there are fewer heads, so that all benchmarks take only a few minutes.
 
 Run it by `pytest benchmarks/bench_prefill.py --benchmark-json prefill.json`.
 """

@@ -1,4 +1,4 @@
-"""What every bench_*.py shares: one fixture that checks a case, times it and says what it cost."""
+"""A fixture for every bench_*.py that checks a case, times it and records its cost."""
 
 import pytest
 
@@ -10,10 +10,10 @@ from attn_engine.bench.contenders import CONTENDERS, ENGINE
 
 @pytest.fixture
 def run(benchmark):
-    """A function of (case, threads): attn_engine's result is checked, then timed.
+    """Return a function of (case, threads) that checks attn_engine's result, then times it.
 
-    `extra_info` gets flops, bytes and tanhs (what the case needs at least), tier, threads, and the
-    rates of the median call where it was timed (not with --benchmark-disable).
+    `extra_info` gets flops, bytes and tanhs (the least work of the case), tier, threads, and the
+    rates of the median call if it was timed (not with --benchmark-disable).
     """
 
     def run_case(case, threads=None):

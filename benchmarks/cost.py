@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Time attn_engine from 64 to 16384 tokens: what one visible score costs at each length.
+"""Time attn_engine from 64 to 16384 tokens, to get the cost of one visible score at each length.
 
     python benchmarks/cost.py --output cost.json
     python benchmarks/figures.py cost.json          draws docs/cost.svg
 
-Self-attention, full and causal, head sizes 64 and 128, on one thread unless told otherwise. Up to
-2048 tokens there are 8 heads, from there on fewer, so that it takes a minute. As in peers.py a
-result is checked before it is timed.
+Self-attention, full and causal, head sizes 64 and 128, on one thread by default. There are 8 heads
+up to 2048 tokens, and fewer for more tokens, so that a run takes a minute. As in peers.py, results
+are checked before they are timed.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from attn_engine.bench.compare import Team, report
 from attn_engine.bench.contenders import ENGINE
 
 LENGTHS = [*sorted(m << k for k in range(7) for m in (64, 96)), 8192, 16384]
-LONG = 8192  # tokens; from here on ten times the seconds, or a call would be timed only once
+LONG = 8192  # tokens; from here on ten times the seconds, to time more than one call
 SERIES = [(d, is_causal) for is_causal in (False, True) for d in (64, 128)]
 
 
@@ -51,14 +51,14 @@ def main() -> int:
 
 
 def square(n: int, d: int, is_causal: bool) -> Case:
-    """Self-attention of n tokens."""
+    """Return a case of self-attention of n tokens."""
     n_heads = max(1, min(8, 16384 // n))
     kind = "causal" if is_causal else "full"
     return Case(f"{kind}_{n}_d{d}", 1, n_heads, n_heads, n, n, d, is_causal=is_causal)
 
 
 def score_cost(case: Case, seconds: float) -> float:
-    """Picoseconds for each score that a query sees, everything done with it included."""
+    """Return picoseconds per visible score, which include all work of the call."""
     return seconds * 1e12 / (case.flops / (4 * case.d))
 
 

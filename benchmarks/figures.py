@@ -5,10 +5,10 @@
     python benchmarks/figures.py cost.json
     python benchmarks/figures.py cache.json
 
-Rewrites what stands in README.md between <!-- speed --> and <!-- /speed --> and docs/speed.svg from
+Rewrites the text of README.md between <!-- speed --> and <!-- /speed --> and docs/speed.svg from
 the cases of attention, and <!-- additive --> and docs/additive.svg from those of recurrent
-networks, as far as the files have such cases. Every case that was timed is in a table, the lost
-ones included. With the second line docs/cost.svg, with the third what stands at <!-- cache -->.
+networks, if the files have such cases. The tables have every case that was timed, including lost
+ones. The second command rewrites docs/cost.svg, the third the text at <!-- cache -->.
 """
 
 import json
@@ -25,7 +25,7 @@ from attn_engine.report.svg import bars, colour, plot
 from attn_engine.report.tables import short_time
 
 ROOT = Path(__file__).resolve().parent.parent
-CHART = (  # the cases of the chart, one for each kind of work
+CHART = (  # the cases in the chart, one for each type of work
     ("prefill_1k_d64", "prefill, 1024 tokens"),
     ("causal_2k_d64", "causal, 2048 tokens"),
     ("window256_4k_d64", "window of 256 in 4096"),
@@ -43,14 +43,14 @@ ADDITIVE_CHART = (
 )
 DRAWN = ("attn_engine", "torch", "onnxruntime", "openvino")
 ADDITIVE_DRAWN = ("numpy", "torch.compile", "torch", "onnxruntime", "openvino")
-LONGEST = 200  # times as fast, at the right end of the logarithmic axis
+LONGEST = 200  # the value at the right end of the logarithmic axis
 LINES = {
     "d 64, full": "#0072b2",
     "d 64, causal": "#56b4e9",
     "d 128, full": "#d55e00",
     "d 128, causal": "#e69f00",
 }
-FLAT_FROM = 256  # tokens, where a call's fixed cost should no longer show
+FLAT_FROM = 256  # tokens from which on a call's fixed cost should be invisible
 
 
 def main() -> int:
@@ -84,8 +84,8 @@ def main() -> int:
 
 
 def cache_table(run: dict) -> str:
-    """Markdown: a step's time for each storage, against context and against the group's size."""
-    times = {}  # of each row, by storage; rows as the benchmarks come
+    """Return Markdown: a step's time for each storage, against context and against group size."""
+    times = {}  # by row and storage; rows are in the order of the benchmarks
     for benchmark in run["benchmarks"]:
         params = dict(benchmark["params"] or {})
         storage = params.pop("storage", None)
@@ -118,7 +118,7 @@ def cache_table(run: dict) -> str:
 
 
 def replace_section(name: str, text: str) -> None:
-    """Put the text between README's two marks of that name."""
+    """Replace README's text between the two marks of that name."""
     readme = ROOT / "README.md"
     head, rest = readme.read_text(encoding="utf-8").split(f"<!-- {name} -->\n")
     _, tail = rest.split(f"<!-- /{name} -->")
@@ -126,13 +126,13 @@ def replace_section(name: str, text: str) -> None:
 
 
 def seconds(comparison: dict) -> dict[str, float]:
-    """Seconds of each contender that was timed."""
+    """Return the seconds of each contender that was timed."""
     results = comparison["results"].items()
     return {name: r["seconds"] for name, r in results if r["seconds"] is not None}
 
 
 def table(runs: list[dict]) -> str:
-    """Markdown: time, best peer and ratio for each case, for each run."""
+    """Return Markdown: time, best peer and ratio for each case and run."""
     threads = [f"{run['threads']} thread{'s' * (run['threads'] > 1)}" for run in runs]
     lines = [
         "| case | " + " | ".join(f"{t}: attn_engine | best peer | ratio" for t in threads) + " |",
@@ -178,7 +178,7 @@ def table(runs: list[dict]) -> str:
 
 
 def speed_chart(run: dict) -> str:
-    """An SVG of horizontal bars: speed of each contender, attn_engine's being 1."""
+    """Return an SVG of horizontal bars: each contender's speed relative to attn_engine's."""
     return chart(
         run,
         CHART,
@@ -191,7 +191,7 @@ def speed_chart(run: dict) -> str:
 
 
 def additive_chart(run: dict) -> str:
-    """An SVG of horizontal bars: how many times as long as attn_engine each contender takes."""
+    """Return an SVG of horizontal bars: each contender's time relative to attn_engine's."""
     return chart(
         run,
         ADDITIVE_CHART,
@@ -212,7 +212,7 @@ def chart(
     title: str,
     note: str,
 ) -> str:
-    """An SVG of a group of bars for each case; a bar's value is made of our time and its own."""
+    """Return an SVG with a group of bars for each case, whose values follow from two times."""
     by_name = {row["case"]["name"]: row for row in run["comparisons"]}
     groups = []
     for name, words in rows:
@@ -227,7 +227,7 @@ def chart(
 
 
 def cost_chart(run: dict) -> str:
-    """An SVG of lines: time per visible score against the number of tokens."""
+    """Return an SVG of lines: time per visible score against the number of tokens."""
     lines = {name: {} for name in LINES}
     for row in run["comparisons"]:
         case = Case(**row["case"])
@@ -256,7 +256,7 @@ def cost_chart(run: dict) -> str:
 
 
 def where(run: dict) -> str:
-    """On what it was measured, in a few words."""
+    """Describe in a few words the machine of a measurement."""
     machine = f"{run['machine']['cpu']}, {run['threads']} thread, {run['date'][:10]}"
     return f"{machine}; every result checked first"
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Time attn_engine beside torch, onnxruntime, OpenVINO and NumPy: the same work, in one run.
+"""Time attn_engine, torch, onnxruntime, OpenVINO and NumPy with the same work, in one run.
 
     python benchmarks/peers.py                                       all cases, all cores
     python benchmarks/peers.py --threads 1 --only 'prefill*,causal*' --seconds 2
@@ -7,8 +7,8 @@
     python benchmarks/peers.py --list
 
 Libraries that are not installed are named and left out. Each has a process of its own; a result is
-checked against float64 on sampled rows before it is timed, and a wrong one never is. A contender of
-your own is `module:function`, a function as in attn_engine/bench/contenders.py.
+checked against float64 on sampled rows before it is timed, and a wrong one is not timed. Your own
+contender is `module:function`, a function as described in attn_engine/bench/contenders.py.
 
 ratio   the best peer's time over attn_engine's: above 1, attn_engine is faster
 %       share of this machine's limit, measured in the same run: the rate of a 2048^3 float32 matrix
@@ -47,7 +47,7 @@ def main() -> int:
             print_head(team, product)
             for case in cases:
                 limit = team.limit(case) if case.is_decode else product
-                if case.tanhs:  # neither bounds what tanh does
+                if case.tanhs:  # neither limits tanh
                     limit = None
                 comparisons.append(team.compare(case, options.seconds, limit=limit))
                 print_row(team, comparisons[-1])
@@ -65,7 +65,7 @@ def main() -> int:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--threads", type=thread_count, default=get_num_threads(), help="for every contender"
@@ -90,7 +90,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def print_head(team: Team, product) -> None:
-    """The machine, who is missing, and the columns."""
+    """Print the machine, missing contenders, and the column headings."""
     facts = machine()
     cores, tier = facts["threads"]["affinity"], facts["isa"]["selected"]
     print(f"{facts['cpu']}, {cores} cores, tier {tier}, {team.threads} threads")
@@ -103,7 +103,7 @@ def print_head(team: Team, product) -> None:
 
 
 def print_row(team: Team, comparison: Comparison) -> None:
-    """One case: a line, and one for everyone whose result was wrong or who failed."""
+    """Print the line of a case, and one line for every wrong or failed contender."""
     ratio = "-" if comparison.ratio is None else f"{comparison.ratio:.2f}"
     error = comparison.results[ENGINE].error if ENGINE in comparison.results else None
     error = "-" if error is None else f"{error:.1e}"
@@ -116,7 +116,7 @@ def print_row(team: Team, comparison: Comparison) -> None:
 
 
 def cell(comparison: Comparison, name: str) -> str:
-    """Microseconds of one contender and its share of the limit, if there is one."""
+    """Return a contender's microseconds, and its share of the limit if there is one."""
     result = comparison.results[name]
     if result.seconds is None:
         return "-" if result.status == "unsupported" else result.status
@@ -125,7 +125,7 @@ def cell(comparison: Comparison, name: str) -> str:
 
 
 def print_summary(comparisons: list[Comparison]) -> None:
-    """Mean and worst ratio."""
+    """Return the mean and worst ratio."""
     ratios = [c.ratio for c in comparisons if c.ratio is not None]
     if ratios:
         mean = math.exp(sum(map(math.log, ratios)) / len(ratios))

@@ -1,4 +1,4 @@
-"""Every tier this CPU runs, every dtype and both kernels as fixtures; the errors at the end."""
+"""Fixtures for every tier this CPU runs, every dtype and both kernels; the final error table."""
 
 import importlib.util
 

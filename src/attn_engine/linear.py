@@ -1,18 +1,18 @@
-"""Products of tokens and matrices, what gradients they have, and their results as heads."""
+"""Products of tokens and matrices, their gradients, and their results split into heads."""
 
 from math import prod
 
 import numpy as np
 
-# Where (batch, n, heads, d) and (n, batch, heads, d), by batch axis, have batch, heads, n, d.
+# Where batch, heads, n and d are in (batch, n, heads, d) and (n, batch, heads, d), by batch axis.
 HEADS_FIRST = ((0, 2, 1, 3), (1, 2, 0, 3))
 
 
 def project(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
     """Return x (..., d) @ weight^T + bias in the type of `weight`.
 
-    NumPy's BLAS has threads of its own. Padding may hold anything, infinities included: call this
-    where floating-point errors are ignored.
+    NumPy's BLAS has threads of its own. Padding may hold anything, even infinity, so callers must
+    ignore floating-point errors.
     """
     rows = x.reshape(-1, x.shape[-1])
     if rows.dtype is not weight.dtype:
@@ -24,18 +24,18 @@ def project(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None) -> np.nd
 
 
 def rows_of(x: np.ndarray) -> np.ndarray:
-    """All rows of an array, whatever axes they are in."""
+    """Return an array as a matrix of its rows (vectors of the last axis)."""
     return x.reshape(prod(x.shape[:-1]), x.shape[-1])
 
 
 def sum_of_rows(x: np.ndarray) -> np.ndarray:
-    """By a bias, from the gradient by what it was added to."""
+    """Return the gradient by a bias, from the gradient by the sum that it was added to."""
     with np.errstate(all="ignore"):
         return rows_of(x).sum(0)
 
 
 def gradient_of_tokens(gradient: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """By x, from the gradient by x @ weight^T."""
+    """Return the gradient by x, from the gradient by x @ weight^T."""
     with np.errstate(all="ignore"):
         product = rows_of(gradient) @ weight.astype(gradient.dtype, copy=False)
     return product.reshape(*gradient.shape[:-1], weight.shape[1])
@@ -44,7 +44,7 @@ def gradient_of_tokens(gradient: np.ndarray, weight: np.ndarray) -> np.ndarray:
 def gradient_of_weight(
     gradient: np.ndarray, x: np.ndarray, out: np.ndarray | None = None
 ) -> np.ndarray:
-    """By the weight, from the gradient by x @ weight^T; rows without one may hold anything."""
+    """Return the gradient by weight, from that by x @ weight^T; rows without one may be NaN."""
     gradient, x = rows_of(gradient), rows_of(x).astype(gradient.dtype, copy=False)
     with np.errstate(all="ignore"):
         product = np.matmul(gradient.T, x, out=out)
@@ -61,9 +61,9 @@ def project_inputs(
     bias: np.ndarray | None,
     sizes: tuple[int, int],
 ) -> list[np.ndarray]:
-    """Return queries, keys and values: of one tensor and packed weights, views of one product.
+    """Return queries, keys and values; one tensor with packed weights needs one product.
 
-    `sizes` are the rows of weights and bias for queries, and for keys as for values.
+    `sizes` are the numbers of rows of weights and bias for queries, and for keys as for values.
     """
     n_q, n_kv = sizes
     cuts = (0, n_q, n_q + n_kv, n_q + 2 * n_kv)
@@ -85,7 +85,7 @@ def project_inputs(
 
 
 def with_rows(rows: list[np.ndarray], x: np.ndarray, axis: int) -> np.ndarray:
-    """`x` after rows of (d,), or of a number, that every batch entry gets."""
+    """Return `x` with extra rows of (d,), or of one number, in front, the same for every entry."""
     if not rows:
         return x
     shape = list(x.shape)
@@ -94,11 +94,11 @@ def with_rows(rows: list[np.ndarray], x: np.ndarray, axis: int) -> np.ndarray:
 
 
 def heads_first(x: np.ndarray, d: int, batch_axis: int) -> np.ndarray:
-    """(batch, heads, n, d) as a view of features that hold the heads side by side."""
+    """Return (batch, heads, n, d) as a view of features that hold the heads side by side."""
     return x.reshape(*x.shape[:2], x.shape[2] // d, d).transpose(HEADS_FIRST[batch_axis])
 
 
 def heads_joined(x: np.ndarray, batch_axis: int) -> np.ndarray:
-    """(batch, n, heads, d) as tokens, whose features hold the heads side by side."""
+    """Return (batch, n, heads, d) as tokens, whose features hold the heads side by side."""
     x = x.reshape(*x.shape[:2], x.shape[2] * x.shape[3])
     return x.swapaxes(0, 1) if batch_axis else x

@@ -1,4 +1,4 @@
-"""The backward pass: central differences of the engine's forward, the reference, exact cases."""
+"""The backward pass against central differences of the forward, the reference, and exact cases."""
 
 from functools import partial
 from itertools import combinations

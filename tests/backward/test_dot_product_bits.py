@@ -1,4 +1,4 @@
-"""Gradients depend neither on threads nor on a row's company: sums of tasks, huge or lost lse."""
+"""Bits of gradients: they depend neither on threads nor on other rows, even with a huge lse."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""The backward pass of `MultiheadAttention`: slopes of the forward, bits, what is hidden."""
+"""The backward pass of `MultiheadAttention`: central differences, bits, and hidden keys."""
 
 import dataclasses
 from itertools import combinations

@@ -1,4 +1,4 @@
-"""The backward pass of recurrent networks' attentions: slopes of the forward, reference, bits."""
+"""The backward pass of recurrent networks' attentions: central differences, reference, bits."""
 
 from itertools import combinations
 

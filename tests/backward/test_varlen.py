@@ -1,4 +1,4 @@
-"""Gradients of packed sequences: each has the bits of the call on it alone; nothing is padded."""
+"""Gradients of packed sequences: each sequence has the bits of a call on it alone."""
 
 from functools import partial
 

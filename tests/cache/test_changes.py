@@ -1,4 +1,4 @@
-"""`KVCache`: forgetting, beams and rings, against a plain list of tokens; who shares what page."""
+"""`KVCache`: truncation, beams, rings and shared pages, against a plain list of tokens."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""`KVCache`: every operation is all or nothing, wherever it ends; copies hold tokens alone."""
+"""`KVCache`: an interrupted or failed operation changes nothing; copies hold only the tokens."""
 
 import copy
 import pickle

@@ -1,4 +1,4 @@
-"""`KVCache`: the numbers of the uncached call, whatever the chunks, lengths, pages and options."""
+"""`KVCache`: the numbers of a call without cache, for all chunks, lengths, pages and options."""
 
 import copy
 import pickle

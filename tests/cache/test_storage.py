@@ -1,4 +1,4 @@
-"""What `KVCache` stores: the numbers as rounded, int8 within its bounds."""
+"""Numbers that `KVCache` stores: rounded ones, and int8 within its error bound."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Causal masks, windows and lengths: alignment, edges, and all of them together."""
+"""Causal masks, windows and lengths: alignment, boundaries, and combinations."""
 
 import itertools
 

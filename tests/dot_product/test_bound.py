@@ -1,4 +1,4 @@
-"""The error bound holds for data made to reach it: long sums whose every rounding goes one way."""
+"""The error bound holds for data made to reach it: long sums whose roundings all add up."""
 
 import numpy as np
 import pytest

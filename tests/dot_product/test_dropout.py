@@ -1,4 +1,4 @@
-"""Dropout: which weights are dropped is a function of the seed and of positions alone."""
+"""Dropout: the seed and the positions alone decide which weights are dropped."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Problems with everything at once, drawn by hypothesis, against the reference."""
+"""Random problems with all options at once, drawn by hypothesis, against the reference."""
 
 import numpy as np
 import pytest

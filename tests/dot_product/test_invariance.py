@@ -1,4 +1,4 @@
-"""What must not change a single bit: threads, batch, heads, other rows, hidden keys, spare keys."""
+"""Changes that must not change a bit: threads, batch, heads, other rows, hidden or unused keys."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Masks: what is hidden is not read, what is visible is, in every form a mask can take."""
+"""Masks in every form: hidden keys are not read into results, visible ones are."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Attention over parts of the keys, merged, is attention over all of them."""
+"""Merging results over parts of the keys gives the result over all keys."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What happens to scores before the softmax, soft cap and ALiBi, and sinks in its denominator."""
+"""Changes to scores before the softmax: soft cap, ALiBi, and sinks in its denominator."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Documents packed into one sequence: segment ids are a bool mask that is never formed."""
+"""Documents packed into one sequence: segment ids act as a bool mask that is never made."""
 
 import itertools
 

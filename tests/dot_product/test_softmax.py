@@ -1,4 +1,4 @@
-"""The masked row softmax alone: its numbers, its masks, its exponential."""
+"""The masked row softmax: its numbers, masks and exponential."""
 
 import ml_dtypes
 import numpy as np

@@ -1,4 +1,4 @@
-"""Packed sequences: each has the bits of the call on it alone, whatever lies beside it."""
+"""Packed sequences: each has the bits of a call on it alone, whatever the other sequences hold."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The sign of a zero, where products underflow: a bit that a hidden key must not change."""
+"""The sign of zeros where products underflow, which a hidden key must not change."""
 
 import ml_dtypes
 import numpy as np

@@ -1,4 +1,4 @@
-"""Messages of `KVCache`: tensor, axis, numbers, the way out; the cache stays as it is."""
+"""Messages of `KVCache`: tensor, axis, numbers and remedy; the cache is unchanged."""
 
 import ml_dtypes
 import numpy as np

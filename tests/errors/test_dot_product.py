@@ -1,4 +1,4 @@
-"""Broken calls raise the right kind, say what is wrong and how to mend it, and write nothing."""
+"""Messages of dot-product attention: type, cause and remedy; nothing is written."""
 
 import ml_dtypes
 import numpy as np

@@ -1,4 +1,4 @@
-"""Broken calls of the backward pass say what is wrong and how to mend it, before anything runs."""
+"""Messages of the backward pass: cause and remedy, before any kernel runs."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What comes from elsewhere: views that repeat memory, symbols of traced programs, others' lse."""
+"""Inputs from other libraries: views that repeat memory, symbolic arrays, lse of another call."""
 
 import subprocess
 import sys

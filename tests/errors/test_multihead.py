@@ -1,4 +1,4 @@
-"""Messages of `MultiheadAttention`: the tensor, the axis, the numbers, the way out."""
+"""Messages of `MultiheadAttention`: tensor, axis, numbers and remedy."""
 
 import numpy as np
 import pytest
@@ -272,7 +272,7 @@ BACKWARD = {
         "grad_weights: the call returned no weights", "need_weights=True"),
     "not saved": (TypeError, {"saved": RESULT},
         "saved: got SavedMultiheadResult", "forward_and_save"),
-    "another layer": (ValueError, {"saved": OTHER}, "saved: of a call of another layer"),
+    "another layer": (ValueError, {"saved": OTHER}, "saved: comes from a different layer"),
     "unknown name": (ValueError, {"needs": ("weights",)},
         "needs: got 'weights'", "query, key, value", "out_proj.weight"),
     "one string": (TypeError, {"needs": "query"}, "needs: got 'query'", "tuple"),

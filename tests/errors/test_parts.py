@@ -1,4 +1,4 @@
-"""Messages of the functions beside attention: softmax, self_attention, rotation, merging, steps."""
+"""Messages of the other functions: softmax, self_attention, rotation, merging, monotonic steps."""
 
 import numpy as np
 from support.messages import ones, refused, refuses

@@ -1,4 +1,4 @@
-"""Messages of the attentions of recurrent networks: tensor, axis, numbers, the way out."""
+"""Messages of the attentions of recurrent networks: tensor, axis, numbers and remedy."""
 
 import numpy as np
 import pytest

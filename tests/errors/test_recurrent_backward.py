@@ -1,4 +1,4 @@
-"""Broken calls of the classic backward passes say what is wrong, before anything runs."""
+"""Messages of recurrent networks' backward passes: the cause, before any kernel runs."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The language model of examples/: the tokens of a float64 run, whatever the cache and chunks."""
+"""The language model of examples/: the tokens of a float64 run, for all caches and chunks."""
 
 import importlib
 import importlib.util

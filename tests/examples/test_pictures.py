@@ -1,4 +1,4 @@
-"""The pictures of examples/: they are drawn, and the encoder has the numbers that docs/ say."""
+"""The pictures of examples/ are drawn, and the encoder's numbers are those in docs/."""
 
 import importlib
 import importlib.metadata

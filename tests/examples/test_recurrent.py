@@ -1,4 +1,4 @@
-"""Recurrent layers and training of examples/: slopes, ONNX's own answers, the same bits resumed."""
+"""Recurrent layers and training of examples/: gradients, ONNX's results, same bits when resumed."""
 
 import importlib
 import os

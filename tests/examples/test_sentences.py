@@ -1,4 +1,4 @@
-"""The sentence encoder of examples/: right numbers, whatever shares the batch, and it runs."""
+"""The sentence encoder of examples/: right numbers for any batch, and the script runs."""
 
 import importlib.util
 import math

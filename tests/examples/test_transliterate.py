@@ -1,4 +1,4 @@
-"""The transliterator of examples/: right answers and alignments, no foreign code, and it runs."""
+"""The transliterator of examples/: right answers and alignments without other libraries."""
 
 import importlib.util
 import os

@@ -1,4 +1,4 @@
-"""Tensors of other libraries are read through DLPack, without a copy, or refused with a way out."""
+"""Tensors of other libraries are read through DLPack without a copy, or rejected with a remedy."""
 
 import ctypes
 import gc

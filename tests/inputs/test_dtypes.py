@@ -1,4 +1,4 @@
-"""Storage types: what is read, what it is computed in, and the one rounding at the end."""
+"""Storage types: which are read, the type of the arithmetic, and the one rounding at the end."""
 
 import ml_dtypes
 import numpy as np

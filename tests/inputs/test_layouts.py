@@ -1,4 +1,4 @@
-"""Any memory layout gives the bits of a plain copy, and nothing outside an array is touched."""
+"""Every memory layout gives the bits of a plain copy, and only the array's memory is accessed."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The primitives of autograd: gradients through them are slopes, and the backward pass's own."""
+"""The primitives of autograd: gradients equal central differences and the backward pass."""
 
 import numpy as np
 import pytest

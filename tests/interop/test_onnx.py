@@ -1,4 +1,4 @@
-"""ONNX's own conformance cases of Attention and RotaryEmbedding, and what they leave out."""
+"""ONNX's conformance cases of Attention and RotaryEmbedding, and cases that they omit."""
 
 import importlib
 import os

@@ -1,4 +1,4 @@
-"""The C check of every primitive and kernel, built and run as CONTRIBUTING.md says."""
+"""The C checks of all primitives and kernels, built and run as CONTRIBUTING.md describes."""
 
 import os
 import subprocess

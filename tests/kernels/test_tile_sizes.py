@@ -1,4 +1,4 @@
-"""Sizes of tiles and blocks that the kernels are not written for stop the compiler."""
+"""Tile and block sizes that the kernels do not support are compile errors."""
 
 import shutil
 import subprocess

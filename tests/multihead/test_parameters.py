@@ -1,4 +1,4 @@
-"""Parameters of `MultiheadAttention`: names, shapes, loading, files, first values."""
+"""Parameters of `MultiheadAttention`: names, shapes, loading, files, initial values."""
 
 import re
 import subprocess

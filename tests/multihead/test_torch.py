@@ -1,4 +1,4 @@
-"""`MultiheadAttention` beside torch's module, number for number."""
+"""`MultiheadAttention` gives the numbers of torch's module."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What a backward pass does outside its results: memory it touches and needs, and signals."""
+"""Side effects of a backward pass: memory it accesses and needs, and signals."""
 
 import subprocess
 import sys

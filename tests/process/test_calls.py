@@ -1,7 +1,7 @@
-"""What a call does to the process around it: forks, signals, threads, rounding state, memory.
+"""Effects of a call on its process: forks, signals, threads, rounding state, memory.
 
-Whatever could hang or end the interpreter runs in one of its own: support/process_programs.py
-holds what is run and checked there, this file in which settings.
+Tests that could hang or end the interpreter run in an interpreter of their own:
+support/process_programs.py has the programs with their checks, this file their settings.
 """
 
 import ctypes.util

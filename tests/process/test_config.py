@@ -1,4 +1,4 @@
-"""Threads, tiers and the report about them: where each choice comes from, and that it is obeyed."""
+"""Threads, tiers and the report about them: the source of each choice, and that it takes effect."""
 
 import json
 import os

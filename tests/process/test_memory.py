@@ -1,4 +1,4 @@
-"""Peak memory of one large call, in a process of its own: nothing of size n_q x n_kv exists."""
+"""Peak memory of one large call, in its own process: no array of size n_q x n_kv is made."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Finite inputs, however tiny or huge, make no warning and no floating-point error of NumPy's."""
+"""Finite inputs, however tiny or huge, cause no warning and no floating-point error of NumPy."""
 
 import warnings
 

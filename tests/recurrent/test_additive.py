@@ -1,4 +1,4 @@
-"""Additive attention: its numbers on every tier and dtype, and what must not change them."""
+"""Additive attention: numbers on every tier and dtype, and changes that must not affect bits."""
 
 import numpy as np
 import pytest

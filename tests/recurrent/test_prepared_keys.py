@@ -1,4 +1,4 @@
-"""Prepared keys cannot go stale: not by views, copies, a change of tier or unfit fields."""
+"""Prepared keys stay consistent with their arrays: views, copies, changed tiers, wrong fields."""
 
 import copy
 import pickle

@@ -1,4 +1,4 @@
-"""The specification itself: against plain loops, and against numbers worked by hand."""
+"""The reference itself, against plain loops and numbers computed by hand."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""The judge can say no: wrong numbers, a NaN on one side, and results that prove nothing."""
+"""The oracle rejects wrong numbers, a NaN on one side, and results that test nothing."""
 
 from collections import defaultdict
 

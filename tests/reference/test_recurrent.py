@@ -1,4 +1,4 @@
-"""The classic specification itself, against plain loops."""
+"""The reference for recurrent networks itself, against plain loops."""
 
 import math
 

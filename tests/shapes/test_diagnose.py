@@ -1,4 +1,4 @@
-"""The shape doctor: broken calls with known right answers, and what a diagnosis is good for."""
+"""`diagnose`: broken calls with known right answers, and what users do with a diagnosis."""
 
 import pickle
 import re

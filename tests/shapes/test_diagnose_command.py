@@ -1,4 +1,4 @@
-"""``attn-engine diagnose``: shapes as people paste them, one-line errors, exit codes."""
+"""``attn-engine diagnose``: pasted shapes, errors of one line, exit codes."""
 
 import pytest
 from support.broken_shapes import RIGHT

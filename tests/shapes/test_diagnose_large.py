@@ -1,4 +1,4 @@
-"""Shapes alone cost nothing to diagnose: no array and no result of their size is ever made."""
+"""Diagnosing huge shapes is cheap: no array of that size is ever made."""
 
 import tracemalloc
 

@@ -1,4 +1,4 @@
-"""Fields of shape errors: of functions with single arrays, of backward passes; a test to paste."""
+"""Fields of shape errors for single arrays and backward passes, and the test for users to paste."""
 
 import re
 

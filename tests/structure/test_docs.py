@@ -1,4 +1,4 @@
-"""The documentation: every block of its pages runs, docstrings are numpydoc's, it builds."""
+"""The documentation: code blocks run, docstrings follow numpydoc, and the site builds."""
 
 import doctest
 import inspect

@@ -1,4 +1,4 @@
-"""The walls of the house, read from the source files: who imports whom, who may use what."""
+"""The layers of the sources: which module imports which, and what each may use."""
 
 import ast
 import ctypes
@@ -126,7 +126,7 @@ def test_c_features_stay_with_their_owner(pattern):
 
 
 def test_every_c_file_has_its_room():
-    assert {path.name for path in CSRC.iterdir()} == set(C_ROOMS)
+    assert {path.name for path in CSRC.iterdir()} == {*C_ROOMS, "README.md"}
     assert {path.parent.name for path in C_FILES} == set(C_ROOMS)
 
 

@@ -1,4 +1,4 @@
-"""Tests that are named after a reported fault, and the list of reports."""
+"""Tests named after a reported fault match the list of reports."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The rules of CONTRIBUTING about the size and form of files, and that breaking one is noticed."""
+"""The rules of CONTRIBUTING about the size and form of files, and that the checks can fail."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""Results and their types: mypy and pyright find nothing wrong in what a reader would copy."""
+"""Types of results: mypy and pyright accept the code that a reader would copy."""
 
 import copy
 import doctest

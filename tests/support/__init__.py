@@ -1,1 +1,1 @@
-"""What tests share: their inputs, the judges of results, and programs that run on their own."""
+"""Code that tests share: inputs, oracles of results, and programs for other processes."""

@@ -1,4 +1,4 @@
-"""How the calls of broken_shapes.py are made, mended and run."""
+"""Functions that make, fix and run the calls of broken_shapes.py."""
 
 from inspect import signature
 
@@ -13,7 +13,7 @@ from support.broken_shapes_recurrent import Alike
 
 
 def array(name, shape, rng):
-    """An array that hides no key of every row; anything else as it is."""
+    """Return an array that hides no key from any row, and other values unchanged."""
     if isinstance(shape, list) and isinstance(shape[1], str):
         return eval(shape[1], {"np": np, name: array(name, shape[0], rng)})
     if name in SEVERAL and shape is not None:
@@ -34,7 +34,7 @@ def array(name, shape, rng):
 
 
 def arguments_of(operation, right, breaks):
-    """Those of the right call and of the broken one, as real arrays."""
+    """Return the arguments of the right and the broken call, as real arrays."""
     rng = np.random.default_rng(0)
     arguments = {n: array(n, shape, rng) for n, shape in (RIGHT[operation] | right).items()}
     if operation.endswith("_backward"):
@@ -47,12 +47,12 @@ def arguments_of(operation, right, breaks):
 
 
 def needed(arguments):
-    """Arguments that are None in the right call."""
+    """Return the arguments that are None in the right call."""
     return {name for name, value in arguments.items() if value is None}
 
 
 def of_the_forward(operation, arguments):
-    """What the backward pass is given of the forward's results."""
+    """Return the forward's results that the backward pass takes."""
     forward = OPERATIONS[operation.removesuffix("_backward")].function
     given = {n: x for n, x in arguments.items() if n in signature(forward).parameters}
     if operation in ("sdpa_backward", "varlen_backward"):
@@ -62,7 +62,7 @@ def of_the_forward(operation, arguments):
 
 
 def call(operation, arguments):
-    """The function itself; what it returns, or what a cache has become."""
+    """Run the function; return its results, or the cache that it changed."""
     function = OPERATIONS[operation].function
     if operation == "multihead":
         makes, rest = split(MultiheadAttention, arguments)
@@ -82,7 +82,7 @@ def call(operation, arguments):
 
 
 def shapes_of(arguments):
-    """Shapes in the place of arrays."""
+    """Replace arrays by their shapes."""
     return {
         name: type(x)(each.shape for each in x) if name in SEVERAL else getattr(x, "shape", x)
         for name, x in arguments.items()
@@ -90,13 +90,13 @@ def shapes_of(arguments):
 
 
 def shape_of(arguments, tensor):
-    """The shape of an argument, or of one of those in it."""
+    """Return the shape of an argument, or of an array inside one."""
     name, _, index = tensor.partition("[")
     return np.shape(arguments[name][int(index[0])] if index else arguments[name])
 
 
 def with_changes(arguments, error):
-    """The broken arguments after the fix has been executed."""
+    """Return the broken arguments after executing the fix."""
     mended = dict(arguments)
     for name, expression in error.code.items():
         name, _, index = name.partition("[")
@@ -111,7 +111,7 @@ def with_changes(arguments, error):
 
 
 def arrays_in(result):
-    """All arrays that a call returned."""
+    """Return all arrays that a call returned."""
     if isinstance(result, ProjectedKeys):
         return [result.projected]
     return [x for x in result if x is not None] if isinstance(result, tuple) else [result]

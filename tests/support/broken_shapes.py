@@ -1,4 +1,4 @@
-"""Broken calls, how they were broken, and what is right about them, worked out by hand."""
+"""Broken calls, the change that broke them, and the right answer, worked out by hand."""
 
 from support import broken_shapes_recurrent
 from support.broken_shapes_recurrent import Alike
@@ -58,9 +58,10 @@ BSHD = {"query": (2, 10, 8, 16), "key": (2, 12, 8, 16), "value": (2, 12, 8, 6), 
 SQUARE = {"query": (5, 2, 12), "key": (5, 2, 12), "value": (5, 2, 12)}
 EIGHT = {"embed_dim": 24, "num_heads": 8} | {n: (5, 2, 24) for n in ("query", "key", "value")}
 
-# What is different in the right call (a shape, with an expression in an array of it, or an option),
-# how that was broken, the tensor to change, and the fix. A fix that begins otherwise than with
-# "use", "pass", "exchange" or "build" is none: the sizes contradict each other.
+# For each call: the changes to the right call (a shape, with an expression of an array of it, or an
+# option), how they are broken, the tensor to change, and the fix. A fix that begins with other
+# words than "use", "pass", "exchange" or "build" cannot be executed, because the sizes contradict
+# each other.
 BROKEN = broken_shapes_recurrent.BROKEN | {
     "sdpa": [
         # axes in another order, heads together or apart

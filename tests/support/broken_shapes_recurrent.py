@@ -1,4 +1,4 @@
-"""Broken calls of recurrent networks' attentions, with what is right; see broken_shapes.py."""
+"""Broken calls of recurrent networks' attentions and the right answers; see broken_shapes.py."""
 
 
 class Alike(tuple):
@@ -35,12 +35,12 @@ BROKEN = {
         ({}, {"W_a": "U_a", "U_a": "W_a"}, "W_a",
             "exchange W_a and U_a if W_a is (d_attn, d_h), or exc"),
         ({}, {"W_a": "U_a.T", "U_a": "W_a.T"}, "W_a", "exchange W_a.T and U_a.T"),
-        # masks and lengths bear witness
+        # masks and lengths show which tensor is wrong
         ({"mask": (2, 7)}, {"query": "keys", "keys": "query"}, "query", "exchange query and keys"),
         ({"mask": (2, 7)}, {"W_a": "U_a", "U_a": "W_a"}, "W_a", "exchange W_a and U_a"),
         ({"query": (3, 5, 5), "keys": (3, 5, 6), "key_lengths": (3,)},
             {"query": "query.swapaxes(0, 1)"}, "query", "use query.swapaxes(0, 1)"),
-        # axes too many, or too few
+        # too many axes, or too few
         ({}, {"query": "query[..., None]"}, "query", "use query.reshape(2, 3, 5)"),
         ({}, {"query": "query[None]"}, "query", "use query.reshape(2, 3, 5)"),
         ({}, {"U_a": "U_a[None]"}, "U_a", "use U_a.reshape(8, 6)"),

@@ -1,4 +1,4 @@
-"""Inputs for the tests: problems of any shape, layout and mask, and what is hidden spoiled."""
+"""Inputs for the tests: problems of any shape, layout and mask, with hidden values set to NaN."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -8,7 +8,7 @@ import numpy as np
 import attn_engine
 from attn_engine import reference
 
-# Sizes at which a register tile or a block of keys of some tier begins, ends or has a rest.
+# Sizes at and near the limits of register tiles and key blocks of some tier.
 EDGES = (1, 2, 7, 8, 9, 15, 16, 17, 31, 33, 47, 48, 49, 63, 64, 65, 95, 97, 127, 128, 129, 257)
 
 
@@ -22,17 +22,17 @@ class Problem:
     options: dict[str, Any]
 
     def run(self, **more):
-        """What the engine makes of it."""
+        """Run the engine."""
         return attn_engine.scaled_dot_product_attention(
             self.query, self.key, self.value, **self.options, **more
         )
 
     def explain(self, **more):
-        """How the engine would run it."""
+        """Return the engine's plan."""
         return attn_engine.explain(self.query, self.key, self.value, **self.options, **more)
 
     def but(self, query=None, key=None, value=None, **options):
-        """The same problem with some arguments exchanged; an option of None is left out."""
+        """Return the problem with some arguments replaced; None removes an option."""
         options = {k: v for k, v in (self.options | options).items() if v is not None}
         given = {"query": query, "key": key, "value": value}
         return replace(self, options=options, **{k: v for k, v in given.items() if v is not None})
@@ -54,16 +54,16 @@ class Problem:
         return self.key.shape[-3 if self.bshd else -2]
 
     def heads_first(self, x):
-        """A tensor of this problem's layout as (..., n_heads, n, d)."""
+        """Return a tensor of this problem's layout as (..., n_heads, n, d)."""
         return np.swapaxes(x, -3, -2) if self.bshd else x
 
     def in_bshd(self):
-        """The same problem in the other layout."""
+        """Return the same problem in the other layout."""
         tensors = (np.swapaxes(x, -3, -2).copy() for x in (self.query, self.key, self.value))
         return Problem(*tensors, self.options | {"layout": "bshd"})
 
     def rows(self, start, stop):
-        """The same problem for the queries from start to stop alone."""
+        """Return the same problem for the queries from start to stop only."""
         index = (Ellipsis, slice(start, stop), *(slice(None),) * (2 if self.bshd else 1))
         options = dict(self.options)
         offset, query_lengths = options.get("causal_offset", 0), options.get("query_lengths")
@@ -79,11 +79,11 @@ class Problem:
         if "segment_ids" in options:
             q_ids, kv_ids = options["segment_ids"]
             options["segment_ids"] = q_ids[..., start:stop], kv_ids
-        assert start == 0 or "dropout_p" not in options  # what is dropped depends on the position
+        assert start == 0 or "dropout_p" not in options  # dropout depends on the position
         return replace(self, query=self.query[index], options=options)
 
     def entry(self, b):
-        """The same problem for one entry of its only batch axis, as a batch of one."""
+        """Return the same problem for one entry of its only batch axis, as a batch of one."""
         one = slice(b, b + 1)
         options = dict(self.options)
         for name, rank in (("attn_mask", 4), ("alibi_slopes", 2)):
@@ -98,11 +98,11 @@ class Problem:
         return Problem(self.query[one], self.key[one], self.value[one], options)
 
     def visible(self):
-        """Which query sees which key, (..., n_heads, n_q, n_kv); no number but a mask matters."""
+        """Return which query sees which key, (..., n_heads, n_q, n_kv)."""
         return self.but(self.query[..., :0], self.key[..., :0])._scores_and_visible()[1]
 
     def sizes(self, dtype):
-        """What the error of each row scales with, (..., n_heads, n_q), over the keys it sees:
+        """Return the sizes that bound each row's error, (..., n_heads, n_q), over the keys it sees:
         the largest |scale| sum|q_i k_ij| + |bias_ij|, or |sink|, and the largest |value| that
         dropout scales up, if finite."""
         visible = self.visible()
@@ -122,7 +122,7 @@ class Problem:
         return [x[0] for x in rows] if self.query.ndim == 2 else rows
 
     def _scores_and_visible(self, dtype=np.float64):
-        """The reference's scores and visible keys."""
+        """Return the reference's scores and visible keys."""
         later = {"layout", "sinks", "dropout_p", "dropout_seed"}
         options = {k: v for k, v in self.options.items() if k not in later}
         query = reference.one_per_head(self.query, None, self._layout, dtype)
@@ -144,7 +144,7 @@ def make_problem(
     seed=0,
     **options,
 ):
-    """Normal random tensors; ``n_heads=None`` makes rank 2, ``batch=()`` rank 3."""
+    """Draw normal random tensors; ``n_heads=None`` makes rank 2, ``batch=()`` rank 3."""
     rng = np.random.default_rng(seed)
     heads = [()] * 2 if n_heads is None else [(*batch, n_heads), (*batch, n_kv_heads)]
     shapes = (
@@ -159,33 +159,33 @@ def make_problem(
 
 
 def show_keys(dtype, n_q, n_kv, *, values=None, **options):
-    """One head, q = 0 and value j = j: the output is the mean index of the visible keys."""
+    """Make one head with q = 0 and value j = j: outputs are mean indices of visible keys."""
     values = np.arange(n_kv) if values is None else np.asarray(values)
     zeros = np.zeros((n_q, 4), dtype), np.zeros((n_kv, 4), dtype)
     return Problem(*zeros, values.astype(dtype)[:, None], options)
 
 
 def means(dtype, n_q, n_kv, **options):
-    """The mean index (or value) of the keys that each row sees."""
+    """Return the mean index (or value) of the keys that each row sees."""
     return show_keys(dtype, n_q, n_kv, **options).run()[:, 0].astype(np.float64)
 
 
 def full_run(problem, **more):
-    """Output, weights and lse."""
+    """Return output, weights and lse."""
     return problem.run(return_weights=True, return_lse=True, **more)
 
 
 def spoil_hidden(problem, bad):
-    """The problem with every key, value, query and mask slot that no result may read set to bad."""
+    """Set every key, value, query and mask element that no result may read to `bad`."""
     visible = problem.visible()
     tensors = [x.copy() for x in (problem.query, problem.key, problem.value)]
     query, key, value = (problem.heads_first(x if x.ndim > 2 else x[None]) for x in tensors)
-    rows = problem.n_q * (query.shape[-3] // key.shape[-3])  # that share a key
+    rows = problem.n_q * (query.shape[-3] // key.shape[-3])  # rows that share a key
     by_group = visible.reshape(*key.shape[:-2], rows, problem.n_kv)
     query[~visible.any(-1)] = bad
     key[~by_group.any(-2)] = bad
     value[~by_group.any(-2)] = bad
-    # What flags, windows, lengths and segments hide, an additive mask may fill with anything.
+    # An additive mask may hold anything where flags, windows, lengths or segments hide.
     mask = problem.options.get("attn_mask", np.float32(0))
     if mask.dtype != bool:
         shown = problem.but(attn_mask=None).visible()
@@ -195,7 +195,7 @@ def spoil_hidden(problem, bad):
 
 
 def random_problem(dtype, seed):
-    """Any mix of rank, layout, sizes and masks in which some query sees some key."""
+    """Draw any mix of rank, layout, sizes and masks in which some query sees some key."""
     rng = np.random.default_rng(seed)
 
     def maybe(make, share=0.3):

@@ -1,4 +1,4 @@
-"""Scripts of examples/, run as a reader runs them."""
+"""Run scripts of examples/ as a reader runs them."""
 
 import os
 import subprocess
@@ -6,7 +6,7 @@ import sys
 
 
 def run_example(script, *args, timeout=120, text=None):
-    """Run a script with warnings as errors and text as its input; returns the finished process."""
+    """Run a script with warnings as errors and text as its input; return the finished process."""
     return subprocess.run(
         [sys.executable, "-W", "error", script, *map(str, args)],
         check=False,

@@ -1,4 +1,4 @@
-"""A team that answers at once, for tests of what is done with results."""
+"""A team that answers at once, for tests of the code that uses results."""
 
 import json
 from typing import ClassVar
@@ -6,17 +6,17 @@ from typing import ClassVar
 from attn_engine.bench.cases import Case
 from attn_engine.bench.compare import TWIN, Comparison, Limit, Result
 
-SPEEDS = {"attn_engine": 1.0, TWIN: 1.02, "torch": 2.0, "numpy": 4.0}  # times that
+SPEEDS = {"attn_engine": 1.0, TWIN: 1.02, "torch": 2.0, "numpy": 4.0}  # relative times
 COMMAND = "attn-engine bench --quick --threads 4"
 ERRORS = {"attn_engine": 1e-7, TWIN: 1e-7, "torch": 3e-7, "numpy": 2e-7}
 LOST, WRONG = "masks_float_512_d64", "masks_bool_512_d64"  # torch is faster; numpy is wrong
 
 
 class FakeTeam:
-    """Stands for `Team`: the case costs 1 ps for every operation, times SPEEDS."""
+    """A replacement for `Team`: a case costs 1 ps per operation, times SPEEDS."""
 
-    asked: ClassVar[list[tuple[int, str]]] = []  # threads and case, of every comparison
-    interrupt_at: str | None = None  # the case during which Ctrl-C is pressed
+    asked: ClassVar[list[tuple[int, str]]] = []  # threads and case of every comparison
+    interrupt_at: str | None = None  # the case during which Ctrl-C is simulated
     slowdown = 1.0
 
     def __init__(self, names, threads):
@@ -44,7 +44,7 @@ class FakeTeam:
         return Comparison(case, results, limit)
 
     def result(self, case, name):
-        """One contender's result."""
+        """Return one contender's result."""
         if case.name == WRONG and name == "numpy":
             return Result("wrong", note="relative error 5e-01 | <b>")
         seconds = SPEEDS[name] * case.flops * 1e-12 / self.threads
@@ -57,13 +57,13 @@ class FakeTeam:
 
 
 def fake_memory(name, threads, cases: list[Case]):
-    """Stands for `extra_memory`: a MiB for each 128 tokens, numpy all scores."""
+    """Replace `extra_memory`: a MiB for each 128 tokens, and all scores for numpy."""
     per_token = 8192 if name != "numpy" else 2**20
     return [{"n": case.n_q, "bytes": per_token * case.n_q, "note": ""} for case in cases]
 
 
 def benchmark_json(path, median, samples=()):
-    """A file of pytest-benchmark."""
+    """Write a file of pytest-benchmark."""
     stats = {"median": median, "data": list(samples)}
     benchmark = {"fullname": "benchmarks/bench_x.py::test_x[a/b]", "stats": stats}
     extra = {"extra_info": {"flops": 2_000_000, "bytes": 10, "threads": 2}}

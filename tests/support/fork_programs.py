@@ -1,4 +1,4 @@
-"""The programs of process/test_calls.py that fork, run as those of process_programs.py are."""
+"""Programs of process/test_calls.py that fork; they run like those of process_programs.py."""
 
 import ctypes
 import json
@@ -48,7 +48,7 @@ def fork_again_and_again(cycles):
 
 
 def fork_in_a_signal_handler(forks):
-    """Parent and child both go on with the call that the handler's signal came into."""
+    """Fork in a signal handler during a call; parent and child both continue it."""
     args = problem(n_q=2500, n_kv=2500)
     expected = attend(*args, num_threads=1)
     children, in_child = [], []
@@ -72,14 +72,14 @@ def fork_in_a_signal_handler(forks):
                 same &= np.array_equal(attend(*args, num_threads=2), expected)
                 os._exit(0 if same else 1)
             assert same
-            delay = max(0.001, delay / 2)  # the call was over before the signal came
+            delay = max(0.001, delay / 2)  # the call ended before the signal came
     for child in children:
         _, status = os.waitpid(child, 0)
         assert status == 0, f"wait status of the child: {status} (14: it hung)"
 
 
 def fork_beside_a_global_runtime(library, cycles):
-    """A runtime that was loaded for all to see serves the calls of every library after it."""
+    """Check that a runtime loaded globally is used by libraries that are loaded later."""
     ctypes.CDLL(library, ctypes.RTLD_GLOBAL)
     fork_again_and_again(cycles)
 

@@ -29,7 +29,7 @@ NAMES = ("query", "key", "value", "attn_mask", "sinks", "alibi_slopes")
 
 
 def slope_at_0(function, step=2e-4):
-    """The derivative by five points, whose error is far below the tests' tolerances."""
+    """Return the five-point derivative, whose error is far below the tests' tolerances."""
     far, near = (function(k * step) - function(-k * step) for k in (2, 1))
     return (8 * near - far) / (12 * step)
 
@@ -48,7 +48,7 @@ class Training:
         return {"grad_weights": self.grad_weights, "grad_lse": self.grad_lse}
 
     def run(self, **more):
-        """The engine's gradients, from the engine's forward."""
+        """Return the engine's gradients, from the engine's forward."""
         p = self.problem
         forward = p.run(return_lse=True)
         return attn_engine.scaled_dot_product_attention_backward(
@@ -63,14 +63,14 @@ class Training:
         )
 
     def expected(self, dtype=np.float64):
-        """The reference's gradients."""
+        """Return the reference's gradients."""
         p = self.problem
         return reference_backward.scaled_dot_product_attention_backward(
             self.grad_output, p.query, p.key, p.value, **self.cotangents, **p.options, dtype=dtype
         )
 
     def loss(self, problem):
-        """What the gradients are those of, as a function of the inputs; float64 alone."""
+        """Return the loss of a problem, whose gradients these are; float64 only."""
         wanted = self.grad_weights is not None
         result = problem.run(return_weights=wanted, return_lse=True)
         loss = np.vdot(result.output, self.grad_output)
@@ -83,7 +83,7 @@ class Training:
 
 
 def with_cotangents(problem, seed=0, *, weights=False, lse=False):
-    """Random cotangents for a problem: of its output, and of weights and lse if asked for."""
+    """Draw cotangents of a problem's output, and of weights and lse if requested."""
     rng = np.random.default_rng(seed + 77)
     dtype = problem.query.dtype
     shape = (*problem.query.shape[:-1], problem.value.shape[-1])
@@ -97,7 +97,7 @@ def with_cotangents(problem, seed=0, *, weights=False, lse=False):
 
 
 def random_training(dtype, seed, sizes=(1, 2, 3, 5, 8, 17)):
-    """Any mix of rank, layout, sizes, masks, score functions, dropout and cotangents."""
+    """Draw any mix of rank, layout, sizes, masks, score functions, dropout and cotangents."""
     rng = np.random.default_rng(seed)
 
     def maybe(make, share=0.25):
@@ -150,7 +150,7 @@ def random_training(dtype, seed, sizes=(1, 2, 3, 5, 8, 17)):
 
 
 def assert_gradients(training, gradients, adversarial=False):
-    """The engine's gradients are the reference's, within the bound."""
+    """Check that the engine's gradients agree with the reference's, within the bound."""
     precise = np.longdouble if training.grad_output.dtype == np.float64 else np.float64
     expected, bounds = training.expected(precise), _bounds(training, precise, adversarial)
     for name in NAMES:
@@ -170,7 +170,7 @@ def assert_gradients(training, gradients, adversarial=False):
 
 
 def _bounds(training, precise, adversarial):
-    """The bound of each gradient, from the sizes of what is summed into it."""
+    """Return the bound of each gradient, from the sizes of the terms that are summed."""
     p = training.problem
     dtype, layout = p.query.dtype, p.options.get("layout", "bhsd")
     compute = np.finfo(compute_type(dtype))
@@ -226,7 +226,7 @@ def _bounds(training, precise, adversarial):
 
 
 def _offsets(problem):
-    """Where query 0 may stand among the keys."""
+    """Return the causal offset, or a number at least as large for "bottom_right"."""
     offset = problem.options.get("causal_offset", 0)
     return problem.n_kv + problem.n_q if isinstance(offset, str) else offset
 

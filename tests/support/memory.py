@@ -1,4 +1,4 @@
-"""Arrays in memory that must not be overrun or written."""
+"""Arrays next to unmapped memory, or in memory that cannot be written."""
 
 import ctypes
 import mmap
@@ -7,7 +7,7 @@ import numpy as np
 
 
 def before_an_unreadable_page(x):
-    """The last byte of the array is the last before memory that must not be read."""
+    """Copy the array so that the next byte after it cannot be read."""
     page = mmap.PAGESIZE
     size = -(-x.nbytes // page) * page
     memory = mmap.mmap(-1, size + page)
@@ -20,7 +20,7 @@ def before_an_unreadable_page(x):
 
 
 def after_an_unreadable_page(x):
-    """The first byte of the array is the first after memory that must not be read."""
+    """Copy the array so that the byte before it cannot be read."""
     page = mmap.PAGESIZE
     memory = mmap.mmap(-1, page + -(-x.nbytes // page) * page)
     start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
@@ -32,7 +32,7 @@ def after_an_unreadable_page(x):
 
 
 def read_only(x):
-    """Inputs are never written."""
+    """Return a read-only copy, because inputs are never written."""
     x = x.copy()
     x.setflags(write=False)
     return x

@@ -15,7 +15,7 @@ def ones(*shape, dtype=np.float32):
 
 
 def refused(*tables, **of_a_kind):
-    """Parametrise a test by rows; those of a keyword, an error's name, do not begin with a kind."""
+    """Parametrise a test by rows; a keyword is the error's name for rows without a class."""
     rows = [(name, *row) for table in tables for name, row in table.items()]
     for kind, table in of_a_kind.items():
         rows += [(name, getattr(builtins, kind), *row) for name, row in table.items()]
@@ -24,7 +24,7 @@ def refused(*tables, **of_a_kind):
 
 
 def refuses(kind, phrases, function, *arguments, **options):
-    """The call raises this kind of error with a message of these phrases; returns the message."""
+    """Check that the call raises this error with these phrases, and return the message."""
     with pytest.raises(kind) as error:
         function(*arguments, **options)
     message = str(error.value)

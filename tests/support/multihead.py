@@ -1,4 +1,4 @@
-"""Random layers of `MultiheadAttention` and calls of them, for tests against truth and torch."""
+"""Random layers of `MultiheadAttention` and calls of them, for tests with reference and torch."""
 
 from itertools import product
 from typing import Any, NamedTuple
@@ -8,7 +8,7 @@ import numpy as np
 from attn_engine import MultiheadAttention
 from attn_engine.reference import multihead as reference_multihead
 
-DRAWS = 100  # of every configuration
+DRAWS = 100  # random draws of every configuration
 CONFIGURATIONS = [
     dict(zip(("bias", "add_bias_kv", "add_zero_attn"), flags, strict=True))
     for flags in product((True, False), repeat=3)
@@ -16,23 +16,23 @@ CONFIGURATIONS = [
 
 
 class Call(NamedTuple):
-    """A layer and what it is called with."""
+    """A layer and the arguments of a call."""
 
     layer: MultiheadAttention
     arguments: dict[str, Any]
 
     @classmethod
     def of(cls, layer, **options):
-        """A call without masks; options are those of `make_inputs`."""
+        """Make a call without masks; options are those of `make_inputs`."""
         tensors = make_inputs(layer, **options)
         return cls(layer, dict(zip(("query", "key", "value"), tensors, strict=True)))
 
     def run(self, **more):
-        """What the engine makes of it."""
+        """Run the engine."""
         return self.layer(**self.arguments, **more)
 
     def truth(self, **dropout):
-        """What the reference makes of it: output and the weights of every head."""
+        """Run the reference: output and the weights of every head."""
         layer, arguments = self
         return reference_multihead.multihead_attention(
             layer.state_dict(),
@@ -45,7 +45,7 @@ class Call(NamedTuple):
 
 
 def make_layer(embed_dim=12, num_heads=3, seed=0, **options):
-    """A layer with parameters of ordinary size, biases included."""
+    """Make a layer with parameters of ordinary size, including biases."""
     layer = MultiheadAttention(embed_dim, num_heads, rng=seed, **options)
     rng = np.random.default_rng(seed)
     layer.load_state_dict(
@@ -58,7 +58,7 @@ def make_layer(embed_dim=12, num_heads=3, seed=0, **options):
 
 
 def make_inputs(layer, batch=2, n_q=4, n_kv=6, seed=0):
-    """query, key and value that fit the layer; no batch axis where batch is None."""
+    """Draw query, key and value for the layer; without a batch axis if batch is None."""
     rng = np.random.default_rng(seed)
     tensors = []
     for n, d in ((n_q, layer.embed_dim), (n_kv, layer.kdim), (n_kv, layer.vdim)):
@@ -69,13 +69,13 @@ def make_inputs(layer, batch=2, n_q=4, n_kv=6, seed=0):
 
 
 def random_mask(rng, shape):
-    """One of bool, True = ignore, a bias, or a bias that also hides."""
+    """Draw a bool mask, True = ignore, a bias, or a bias that also hides."""
     hide, bias = rng.random(shape) < 0.3, rng.standard_normal(shape).astype(np.float32)
     return [hide, bias, np.where(hide, np.float32(-np.inf), bias)][rng.integers(3)]
 
 
 def random_call(configuration, seed):
-    """Any sizes, layout and masks; self-attention in a third of the calls."""
+    """Draw sizes, layout and masks; a third of the calls are self-attention."""
     rng = np.random.default_rng(seed)
     num_heads, head_dim = (int(n) for n in rng.integers(1, 5, 2))
     own = rng.random() < 1 / 3

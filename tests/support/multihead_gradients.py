@@ -22,7 +22,7 @@ MASKS = ("key_padding_mask", "attn_mask")
 
 @dataclass(frozen=True)
 class Training:
-    """A call, and the gradients by its output and by its weights (None: the loss has none)."""
+    """A call, and the gradients by its output and its weights (None: not used by the loss)."""
 
     call: Call
     grad_output: np.ndarray
@@ -37,25 +37,25 @@ class Training:
         )
 
     def run(self, **more):
-        """Gradients by name, those of parameters among them; of an untouched layer's dropout."""
+        """Return the gradients of a copy of the layer, so that its dropout starts the same."""
         options = {"grad_weights": self.grad_weights} | more
         copied = self.but(layer=copy.deepcopy(self.call.layer))
         layer, saved = copied.call.layer, copied.forward().saved
         return layer.backward(self.grad_output, saved, **options)
 
     def but(self, layer=None, **arguments):
-        """The same with another layer or other arguments."""
+        """Return the same with another layer or other arguments."""
         call = Call(layer or self.call.layer, self.call.arguments | arguments)
         return Training(call, self.grad_output, self.grad_weights, self.average)
 
     def inputs(self):
-        """What may have a gradient, by name."""
+        """Return the arrays that may have a gradient, by name."""
         given = {n: x for n, x in self.call.arguments.items() if n in TENSORS + MASKS}
         floats = {n: x for n, x in given.items() if x.dtype != bool}
         return floats | self.call.layer.state_dict()
 
     def loss(self, changed):
-        """What the gradients are those of, as a function of the inputs."""
+        """Return the loss of changed inputs, whose gradients these are."""
         layer = copy.deepcopy(self.call.layer)
         layer.load_state_dict({n: changed[n] for n in layer.state_dict()})
         arguments = {n: x for n, x in changed.items() if n in self.call.arguments}
@@ -66,7 +66,7 @@ class Training:
         return loss
 
     def as_float32(self):
-        """The same numbers for a layer of float32."""
+        """Return the same numbers for a layer of float32."""
         layer = of_dtype(self.call.layer, np.float32)
 
         def narrow(x):
@@ -78,7 +78,7 @@ class Training:
 
 
 def of_dtype(layer, dtype):
-    """A layer of another dtype, otherwise the same, in what its dropout drops too."""
+    """Return a layer of another dtype that is otherwise the same, including its dropout."""
     other = copy.deepcopy(layer)
     other._kind = layer._kind._replace(dtype=np.dtype(dtype), compute=np.dtype(dtype))
     other.load_state_dict(layer.state_dict())
@@ -86,13 +86,13 @@ def of_dtype(layer, dtype):
 
 
 def flattened(gradients):
-    """Gradients by name, each parameter's beside the others; what is None is left out."""
+    """Return all gradients that are not None in one dict, parameters included."""
     given = {n: x for n, x in gradients._asdict().items() if x is not None}
     return {n: x for n, x in given.items() if n != "parameters"} | given.get("parameters", {})
 
 
 def with_cotangents(call, seed=0, *, weights=True, average=True):
-    """Random gradients by the output, and by the weights if the loss has them."""
+    """Draw gradients by the output, and by the weights if the loss uses them."""
     rng = np.random.default_rng(seed + 77)
     result = copy.deepcopy(call).run(average_attn_weights=average)
     dtype = call.layer.dtype
@@ -102,7 +102,7 @@ def with_cotangents(call, seed=0, *, weights=True, average=True):
 
 
 def random_training(configuration, seed):
-    """A call of any kind in float64, whose numbers float32 can hold."""
+    """Draw any call in float64 whose numbers are exact in float32."""
     rng = np.random.default_rng(seed + 5)
     more = {"dtype": np.float64} | ({"num_kv_heads": 1} if rng.random() < 0.3 else {})
     layer, arguments = random_call(configuration | more, seed)
@@ -123,13 +123,13 @@ def random_training(configuration, seed):
 
 @dataclass(frozen=True)
 class Size:
-    """Sizes of numbers, and what they may be off by, in roundoffs of float32."""
+    """Sizes of numbers and their possible errors, in roundoffs of float32."""
 
     x: np.ndarray
     off: np.ndarray
 
     def on(self, function):
-        """With elements elsewhere."""
+        """Return the same with elements in other places."""
         return Size(function(self.x), function(self.off))
 
     def __add__(self, other):
@@ -153,20 +153,20 @@ class Size:
 
 
 def exact(x):
-    """What is given is off by nothing; what is infinite hides, and is added to nothing."""
+    """Return numbers without error; infinite ones only hide keys, so they become 0."""
     x = np.where(np.isinf(x), 0, np.abs(x))
     return Size(x, np.zeros_like(x))
 
 
 def batch_first(training, x):
-    """Tokens (batch, n, features)."""
+    """Return tokens (batch, n, features)."""
     x = x if x.ndim == 3 else x[None]
     moved = training.grad_output.ndim == 3 and not training.call.layer.batch_first
     return x.swapaxes(0, 1) if moved else x
 
 
 def bounds(training):
-    """How far each gradient of a layer without dropout may be off in float32, by name."""
+    """Return the bound of each gradient of a layer without dropout in float32, by name."""
     layer, arguments = training.call
     p = {name: exact(x) for name, x in layer.state_dict().items()}
     x = {name: exact(batch_first(training, arguments[name])) for name in TENSORS}
@@ -214,7 +214,7 @@ def bounds(training):
 
 
 def _split(layer, p, kind):
-    """Weights or biases of the projections of query, key and value."""
+    """Return weights or biases of the projections of query, key and value."""
     if f"q_proj_{kind}" in p:
         return {n: p[f"{n[0]}_proj_{kind}"] for n in TENSORS}
     kv_dim = layer.num_kv_heads * layer.head_dim
@@ -227,7 +227,7 @@ def _split(layer, p, kind):
 
 
 def _heads(layer, x, bias=None, is_key=False):
-    """Features as (batch, num_heads, n, head_dim), keys and values with those that are added."""
+    """Return features as (batch, num_heads, n, head_dim), with added keys and values."""
 
     def join(x, row):
         row = np.broadcast_to(row, (x.shape[0], 1, x.shape[2]))
@@ -242,18 +242,18 @@ def _heads(layer, x, bias=None, is_key=False):
 
 
 def _features(x):
-    """Heads side by side."""
+    """Put the heads side by side."""
     return x.on(lambda x: x.swapaxes(1, 2).reshape(x.shape[0], x.shape[2], -1))
 
 
 def _by_kv_head(layer, x):
-    """The sum over the query heads that share one."""
+    """Sum over the query heads that share a key head."""
     x = x.on(lambda x: x.reshape(x.shape[0], layer.num_kv_heads, -1, *x.shape[2:])).sum(2)
     return x.on(lambda x: x[:, :, 0])
 
 
 def _added_up(arguments, weights):
-    """The biases of both masks, for the weights of every head."""
+    """Return the biases of both masks, for the weights of every head."""
     total, batch = exact(np.zeros_like(weights)), len(weights)
     for name in MASKS:
         mask = arguments.get(name)

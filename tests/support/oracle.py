@@ -1,4 +1,4 @@
-"""The judge of every number: the reference on the same inputs, and a bound derived from rounding.
+"""The oracle of all results: the reference on the same inputs, and a bound derived from rounding.
 
 With u the unit roundoff of the compute type, no data can make an output wrong by more than
 (8 + (5 + n_dot) A + 2 n_acc) u max|V visible|, the bound of adversarial data, where
@@ -40,17 +40,17 @@ SMALLEST_BLOCK = 32
 LONG_DOUBLE_WORK = 4_000_000  # multiply-adds in long double for one call, some 30 ms
 SMALL_A = 2.0**8
 
-# The worst share of the bound used so far by (dtype, tier, kernel); conftest.py prints it.
+# The largest share of the bound so far by (dtype, tier, kernel); conftest.py prints it.
 worst = defaultdict(lambda: {"calls": 0, "output": 0.0, "weights": 0.0, "lse": 0.0})
 
 
 def compute_type(dtype):
-    """The NumPy type that a storage type is computed in."""
+    """Return the NumPy type in which a storage type is computed."""
     return np.float64 if dtype == np.float64 else np.float32
 
 
 def n_dot(d):
-    """The longest chain of additions in a sum of d products."""
+    """Return the longest chain of additions in a sum of d products."""
     return min(d, DOT_CHAIN) + -(-d // DOT_CHAIN)
 
 
@@ -82,7 +82,7 @@ def assert_accurate(problem, informative=True, adversarial=False):
 
 
 def assert_same_bits(actual, expected):
-    """Equal in dtype, shape and every bit; any NaN equals any other."""
+    """Check that arrays are equal in dtype, shape and every bit; all NaN count as equal."""
     actual, expected = np.asarray(actual), np.asarray(expected)
     assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape)
     bits = [np.ascontiguousarray(x).view(f"u{x.dtype.itemsize}") for x in (actual, expected)]
@@ -96,20 +96,20 @@ def assert_same_bits(actual, expected):
 
 
 def assert_same_results(actual, expected):
-    """Output, weights and lse have the same bits."""
+    """Check that output, weights and lse have the same bits."""
     for name in ("output", "weights", "lse"):
         assert_same_bits(getattr(actual, name), getattr(expected, name))
 
 
 def ulp(x, dtype):
-    """Distance of the numbers of a type around |x|."""
+    """Return the distance between neighbouring numbers of a type around |x|."""
     info = ml_dtypes.finfo(dtype)
     exponent = np.where(x == 0, info.minexp, np.frexp(x)[1] - 1)
     return np.ldexp(1.0, np.maximum(exponent, info.minexp) - info.nmant)
 
 
 def _assert_informative(rows):
-    """Rows that see a key must hold varied numbers, or agreement would mean nothing."""
+    """Check that rows that see a key hold different numbers, or agreement would mean nothing."""
     rows = rows.astype(np.float64)
     rows = rows[np.isfinite(rows)]
     assert np.count_nonzero(rows) > 0.9 * rows.size
@@ -117,7 +117,7 @@ def _assert_informative(rows):
 
 
 def _sampled_rows(problem):
-    """Ranges of queries to judge: all, or three short ones where long double would be slow.
+    """Return ranges of queries to check: all, or three short ones if long double would be slow.
 
     What dropout drops depends on the position, so there it is all.
     """
@@ -132,7 +132,7 @@ def _sampled_rows(problem):
 
 
 def _judge(record, problem, output, weights, lse, adversarial):
-    """Compare one run of rows with the truth and note the worst share of the bound used."""
+    """Compare some rows with the reference, and record the largest share of the bound."""
     dtype = problem.query.dtype
     precise = np.longdouble if dtype == np.float64 else np.float64
     truth = reference.scaled_dot_product_attention(
@@ -156,7 +156,7 @@ def _judge(record, problem, output, weights, lse, adversarial):
     bound = {
         "output": ((relative + chains) * largest_value)[..., None],
         "weights": (np.expm1(of_weights) if adversarial else of_weights)[..., None] * truth.weights
-        + 4 * compute.tiny,  # smaller ones are flushed to 0
+        + 4 * compute.tiny,  # smaller numbers are flushed to 0
         "lse": relative,
     }
     if dtype.itemsize == 2:
@@ -171,7 +171,7 @@ def _judge(record, problem, output, weights, lse, adversarial):
 
 
 def _worst_share(actual, expected, bound):
-    """Largest error as a share of its bound; a NaN in exactly one of the two fails at once."""
+    """Return the largest error as a share of its bound; fail if only one of the two is NaN."""
     assert actual.shape == expected.shape
     actual = actual.astype(expected.dtype)
     nan = np.isnan(expected)

@@ -11,7 +11,7 @@ from attn_engine import (
     scaled_dot_product_attention_varlen_backward,
 )
 
-# Lengths of queries and of keys. Up to four queries are the decode kernel's, more the other's.
+# Lengths of queries and of keys; up to four queries run the decode kernel.
 LENGTHS = {
     "mixed": ([5, 0, 200, 1, 64, 3, 4, 65, 2], [200, 7, 33, 0, 64, 129, 1, 5, 600]),
     "short": ([1, 2, 3, 4, 1, 0, 4], [1, 0, 530, 12, 256, 3, 257]),
@@ -60,26 +60,26 @@ class Packed:
         return scaled_dot_product_attention_varlen(*tensors, *starts, enable_gqa=True, **options)
 
     def sequences(self):
-        """Slices of query rows and of key rows, one after the other."""
+        """Iterate over slices of query rows and of key rows."""
         slices = ([slice(a, b) for a, b in itertools.pairwise(starts)] for starts in self.starts)
         return zip(*slices, strict=True)
 
     def alone(self, rows, keys, **options):
-        """The ordinary call on one sequence."""
+        """Run the ordinary call on one sequence."""
         query, key, value = self.tensors
         return scaled_dot_product_attention(
             query[rows], key[keys], value[keys], layout="bshd", enable_gqa=True, **options
         )
 
     def cotangents(self):
-        """Gradients by output and lse."""
+        """Draw gradients by output and lse."""
         rng, (query, _, value) = np.random.default_rng(9), self.tensors
         output = rng.standard_normal((*query.shape[:2], value.shape[-1])).astype(query.dtype)
         compute = np.float64 if query.dtype == np.float64 else np.float32
         return output, rng.standard_normal((query.shape[1], len(query))).astype(compute)
 
     def run_back(self, tensors=None, needs=NAMES, **options):
-        """The gradients by `cotangents`, from the forward's own output and lse."""
+        """Return the gradients by `cotangents`, from the forward's own output and lse."""
         tensors = tensors or self.tensors
         grad_output, grad_lse = self.cotangents()
         output, lse = self.run(tensors, return_lse=True, **options)
@@ -89,7 +89,7 @@ class Packed:
         )  # fmt: skip
 
     def alone_back(self, rows, keys, **options):
-        """The gradients of the ordinary call on one sequence."""
+        """Return the gradients of the ordinary call on one sequence."""
         query, key, value = self.tensors
         grad_output, grad_lse = self.cotangents()
         tensors = query[rows], key[keys], value[keys]

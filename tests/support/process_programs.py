@@ -1,4 +1,4 @@
-"""The programs of process/test_calls.py, which run in interpreters of their own and may end them.
+"""Programs of process/test_calls.py, which run in their own interpreters and may end them.
 
 `python -m support.process_programs PROGRAM JSON` calls one with the arguments in the JSON list.
 """
@@ -22,14 +22,14 @@ from numpy.testing import assert_array_equal
 
 
 def attend(*args, **options):
-    """Import late: one of the programs has to look around before attn_engine is there."""
+    """Import attn_engine late, because one program examines the process before that."""
     import attn_engine
 
     return attn_engine.scaled_dot_product_attention(*args, **options)
 
 
 def problem(seed=0, batch=2, heads=4, n_q=100, n_kv=130, d=64, dtype=np.float32):
-    """Normal random query, key and value."""
+    """Draw query, key and value."""
     rng = np.random.default_rng(seed)
     shapes = [(batch, heads, n, d) for n in (n_q, n_kv, n_kv)]
     return [rng.standard_normal(shape).astype(dtype) for shape in shapes]
@@ -41,7 +41,7 @@ def count_threads():
 
 @contextmanager
 def raises(error):
-    """Demand an exception."""
+    """Check that an exception is raised."""
     try:
         yield
     except error:
@@ -53,7 +53,7 @@ def raises(error):
 
 
 def sized_call(kind, size):
-    """Arguments of a call whose time is proportional to size; broadcast axes cost no memory."""
+    """Return arguments of a call whose time grows with size; broadcast axes need no memory."""
     batch, heads, n_q, n_kv = {
         "one head": (1, 1, 16 * size, 1 << 16),
         "one query block": (1, 1, 16, 4096 * size),
@@ -65,7 +65,7 @@ def sized_call(kind, size):
 
 
 def call_that_takes(seconds, kind, threads):
-    """Arguments of a call that would take this long, by the time of a short one."""
+    """Return arguments of a call that takes this long, estimated from a short call."""
     size = 8
     short = partial(attend, *sized_call(kind, size), num_threads=threads)
     once = timeit.repeat(short, number=1, repeat=3)
@@ -73,7 +73,7 @@ def call_that_takes(seconds, kind, threads):
 
 
 def signal_after(seconds, number):
-    """Have a thread signal this process; returns a list that gets the time of doing so."""
+    """Start a thread that signals this process; return a list that gets the time of the signal."""
     sent = []
 
     def send():
@@ -86,7 +86,7 @@ def signal_after(seconds, number):
 
 
 def interrupt_soon(delay, call):
-    """Have Ctrl-C end a call."""
+    """Check that Ctrl-C ends a call."""
     sent = signal_after(delay, signal.SIGINT)
     with raises(KeyboardInterrupt):
         call()
@@ -104,7 +104,7 @@ def interrupt(kind, threads):
 
 
 def interrupt_while_one_thread_is_left(trials):
-    """One of two threads is soon done; often enough it is the calling one."""
+    """Interrupt a call in which one of two threads ends early, often the calling one."""
     call = call_that_takes(30, "one query block", 1)
     query, key, value = (np.broadcast_to(x, (2, *x.shape[1:])) for x in call)
     lengths = [key.shape[2] // 400, key.shape[2]]
@@ -127,7 +127,7 @@ def interrupt_main_while_a_thread_computes():
 
 
 class Stop(Exception):
-    """What a signal handler raises."""
+    """The exception that a signal handler raises."""
 
 
 def handle_signal(raising):
@@ -177,13 +177,13 @@ def interrupt_long(kind):
 
 
 def again_and_again(call):
-    """Calls that take about a second each, until a signal ends one."""
+    """Repeat calls of about a second until a signal ends one."""
     while True:
         call()
 
 
 def wide_calls(kind, d):
-    """A call on rows of this many columns, of which few differ in memory."""
+    """Return a call on rows of this many columns, most of which share memory."""
     import attn_engine
 
     one = np.ones((1, d), np.float32)
@@ -244,7 +244,7 @@ def call_from_many_threads(callers, rounds, num_threads):
 
 
 def default_call(cpus, threads):
-    """A default call, where this many CPUs may be used, runs on this many threads."""
+    """Check that a default call runs on this many threads if this many CPUs are usable."""
     args = problem(batch=8, n_q=512, n_kv=512)
     attend(*args, num_threads=1)
     assert count_threads() == 1
@@ -267,7 +267,7 @@ FE_UPWARD = 0x800  # of x86-64
 
 
 def floating_point_control():
-    """MXCSR without its sticky flags, and whether subnormal numbers are made and read."""
+    """Return MXCSR without its sticky flags, and whether subnormal numbers are kept."""
     environment = (ctypes.c_uint32 * 8)()
     assert ctypes.CDLL("libm.so.6").fegetenv(environment) == 0
     subnormal = sys.float_info.min / 2, np.float32(1e-45) * np.float32(1)
@@ -305,7 +305,7 @@ def keep_floating_point_control():
 
 @contextmanager
 def memory_limit(more):
-    """Let the process have this many bytes of address space more than it has."""
+    """Limit the address space to what the process has plus this many bytes."""
     with open("/proc/self/statm") as file:
         in_use = int(file.read().split()[0]) * resource.getpagesize()
     limits = resource.getrlimit(resource.RLIMIT_AS)
@@ -338,7 +338,7 @@ def run_out_of_threads():
 
 
 def grow_under_a_process_limit(free):
-    """Three callers grow teams at once where so many threads can be started."""
+    """Let three callers enlarge their teams at once, if that many threads can be started."""
     args = problem(batch=8, heads=8, n_q=256, n_kv=256)
     expected = attend(*args, num_threads=1)
     barrier = threading.Barrier(3)
@@ -351,7 +351,7 @@ def grow_under_a_process_limit(free):
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(lambda _: barrier.wait(), range(3)))
         resource.setrlimit(resource.RLIMIT_NPROC, (count_threads() + free,) * 2)
-        os.setuid(60000 + os.getpid() % 4000)  # nobody else's
+        os.setuid(60000 + os.getpid() % 4000)  # a user id of its own
         list(pool.map(call, range(3)))
 
 

@@ -1,4 +1,4 @@
-"""Programs that some tests need and that users of the package may not have."""
+"""Programs that some tests need and a user's machine may lack."""
 
 import os
 import shutil

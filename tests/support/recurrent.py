@@ -1,4 +1,4 @@
-"""Inputs for the attentions of recurrent networks, and the judge of their scores."""
+"""Inputs for the attentions of recurrent networks, and the check of their scores."""
 
 import numpy as np
 
@@ -7,22 +7,22 @@ from attn_engine.reference import recurrent as reference_classic
 
 
 def rows(rng, dtype, *shape, size=1.0):
-    """Normal numbers of a storage type."""
+    """Draw numbers of a storage type."""
     return (rng.standard_normal(shape) * size).astype(dtype)
 
 
 def unit(dtype):
-    """The unit roundoff of the compute type."""
+    """Return the unit roundoff of the compute type."""
     return np.finfo(np.float64 if dtype == np.float64 else np.float32).eps / 2
 
 
 def precise(dtype):
-    """What the truth is computed in."""
+    """Return the type in which the right answer is computed."""
     return np.longdouble if dtype == np.float64 else np.float64
 
 
 def assert_scores_accurate(query, keys, v, **options):
-    """Differences of scores, as log(weights) shows them, against the bound of two scores.
+    """Check differences of scores, as log(weights), against the bound of two scores.
 
     The weights themselves are exponentials with a sum and a quotient: 16 u more, and 16-bit
     weights are rounded, which leaves a relative 2^-8 at most.

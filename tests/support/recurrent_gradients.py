@@ -1,4 +1,4 @@
-"""Problems with cotangents for the backward pass of recurrent networks' attentions, and its judge.
+"""Problems with cotangents for the backward pass of recurrent networks' attentions, and its bound.
 
 The bound takes every formula with the size of its terms. With u the unit roundoff of the compute
 type, w the weights, M = |grad_context| |values|^T + |grad_weights| and S = w (M + sum(w M)) the
@@ -33,29 +33,29 @@ class Training:
     """A call of one of the four, and the gradients by its context and weights (None: not used)."""
 
     score: str
-    inputs: dict  # by name, in order; None for what is not given
+    inputs: dict  # by name, in order; None for absent inputs
     grad_context: np.ndarray
     grad_weights: np.ndarray | None = None
     extras: dict = field(default_factory=dict)  # bias, v_scale, location: inputs as well
     options: dict = field(default_factory=dict)  # num_heads
-    hides: dict = field(default_factory=dict)  # mask, key_lengths: for the forward alone
+    hides: dict = field(default_factory=dict)  # mask, key_lengths: only for the forward
 
     def forward(self, **changed):
-        """The engine's context and weights, with other inputs."""
+        """Return the engine's context and weights, for other inputs if given."""
         function = getattr(attn_engine, f"{self.score}_attention")
         inputs = {n: changed.get(n, x) for n, x in self.inputs.items()}
         extras = {n: changed.get(n, x) for n, x in self.extras.items()}
         return function(*inputs.values(), **extras, **self.options, **self.hides)
 
     def run(self, **more):
-        """The engine's gradients, from the engine's forward."""
+        """Return the engine's gradients, from the engine's forward."""
         function = getattr(attn_engine, f"{self.score}_attention_backward")
         weights = self.forward().weights
         options = {"grad_weights": self.grad_weights} | self.extras | self.options | more
         return function(self.grad_context, *self.inputs.values(), weights, **options)
 
     def expected(self, dtype=np.float64):
-        """The reference's gradients, by the name of each."""
+        """Return the reference's gradients by name."""
         inputs = dict(self.inputs)
         score, options = self.score, {**self.extras, **self.options, **self.hides}
         options |= {"grad_weights": self.grad_weights, "dtype": dtype}
@@ -77,13 +77,13 @@ class Training:
         return g | {"W_c": np.hstack([g["W_a"], g["U_a"]]), "v": g["v_a"]}
 
     def loss(self, changed):
-        """What the gradients are those of, as a function of the inputs."""
+        """Return the loss of changed inputs, whose gradients these are."""
         context, weights = self.forward(**changed)
         loss = np.vdot(context, self.grad_context)
         return loss if self.grad_weights is None else loss + np.vdot(weights, self.grad_weights)
 
     def given(self):
-        """Every input there is, by name."""
+        """Return all inputs that are not None, by name."""
         return {n: x for n, x in (self.inputs | self.extras).items() if x is not None}
 
     def but(self, **changes):
@@ -109,7 +109,7 @@ def make_training(
     key_lengths=None,
     guided=True,
 ):
-    """A training with random inputs and cotangents; sizes are d_s, d_h, d_attn and d_v."""
+    """Draw inputs and cotangents; sizes are d_s, d_h, d_attn and d_v."""
     rng = np.random.default_rng(seed)
     d_s, d_h, d_attn, d_v = sizes
 
@@ -149,7 +149,7 @@ def make_training(
 
 
 def random_training(dtype, seed, lengths=(1, 2, 3, 5, 8, 17)):
-    """Any of the four with any mix of ranks, sizes, masks, heads, extras and cotangents."""
+    """Draw any of the four with any mix of ranks, sizes, masks, heads, extras and cotangents."""
     rng = np.random.default_rng(seed)
     score = rng.choice([*INPUTS, "additive", "additive"])
     batch = [(), (1,), (3,)][rng.integers(3)]
@@ -187,7 +187,7 @@ def random_training(dtype, seed, lengths=(1, 2, 3, 5, 8, 17)):
 
 
 def assert_gradients(training, gradients):
-    """The engine's gradients are the reference's, within the bound."""
+    """Check that the engine's gradients agree with the reference's, within the bound."""
     dtype = training.grad_context.dtype
     precise = np.longdouble if dtype == np.float64 else np.float64
     expected, bounds = training.expected(precise), _bounds(training, precise)
@@ -207,7 +207,7 @@ def assert_gradients(training, gradients):
 
 
 def _bounds(training, precise):
-    """The bound of each gradient, from the sizes of what is summed into it."""
+    """Return the bound of each gradient, from the sizes of the terms that are summed."""
     dtype = training.grad_context.dtype
     compute = np.finfo(np.float64 if dtype == np.float64 else np.float32)
     heads = training.options.get("num_heads", 1)
@@ -259,9 +259,9 @@ def _bounds(training, precise):
 
 
 def _chained(training, x, query, core, size):
-    """Bounds of all gradients from those of projected query and keys, and of values."""
+    """Return bounds of all gradients from those of projected query and keys, and of values."""
     to_left, to_right, to_values = core
-    more = 1 + query.shape[-1] + x["keys"].shape[-1]  # the products' own roundings
+    more = 1 + query.shape[-1] + x["keys"].shape[-1]  # roundings of the products
     to_query = to_left
     if "W_a" in x or "W" in x:
         to_query = more * to_left @ (x["W_a"] if "W_a" in x else x["W"].T)
@@ -293,16 +293,16 @@ def _chained(training, x, query, core, size):
 
 
 def _vector(x, v_scale):
-    """|v_a|, of length v_scale if one is given."""
+    """Return |v_a|, scaled to length v_scale if one is given."""
     return x["v_a"] if v_scale is None else x["v_a"] * v_scale / np.sqrt((x["v_a"] ** 2).sum())
 
 
 def _by_head(x, heads):
-    """(..., n, heads * d) as (..., heads, n, d)."""
+    """Return (..., n, heads * d) as (..., heads, n, d)."""
     return np.swapaxes(x.reshape(*x.shape[:-1], heads, -1), -2, -3)
 
 
 def _joined(x):
-    """_by_head the other way."""
+    """Undo _by_head."""
     x = np.swapaxes(x, -2, -3)
     return x.reshape(*x.shape[:-2], -1)

@@ -1,4 +1,4 @@
-"""The rules of CONTRIBUTING about size, as functions of a file's text that return its faults."""
+"""The rules of CONTRIBUTING about size, as functions that return violations in a file's text."""
 
 import ast
 import re
@@ -9,17 +9,17 @@ FUNCTION_LINES = 60
 
 
 def wide_lines(text):
-    """Numbers of the lines with more than COLUMNS characters."""
+    """Return the numbers of the lines with more than COLUMNS characters."""
     return [n for n, line in enumerate(text.splitlines(), 1) if len(line) > COLUMNS]
 
 
 def lines_too_many(text):
-    """How many lines a file has beyond LINES; 0 if it keeps the rule."""
+    """Return how many lines a file has beyond LINES; 0 if it follows the rule."""
     return max(0, len(text.splitlines()) - LINES)
 
 
 def long_python_functions(text):
-    """Names of the functions whose code, without signature and docstring, is too long."""
+    """Return names of functions whose code, without signature and docstring, is too long."""
     long = []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -30,7 +30,7 @@ def long_python_functions(text):
 
 
 def long_cython_functions(text):
-    """Names of the functions that are too long from their first line to the last of their code."""
+    """Return names of functions that are too long from the first line to the last of their code."""
     long, open_functions = [], []
     last = 0  # the last line that is not empty
     for n, line in enumerate([*text.splitlines(), "end"], 1):
@@ -52,7 +52,7 @@ def _blank(match):
 
 
 def long_c_functions(text):
-    """Signatures' first lines of the functions that are too long, from there to the closing brace.
+    """Return first lines of the functions that are too long, from there to the closing brace.
 
     A signature begins on the last line before the body that is not indented, as the formatter
     leaves it, so it may have several lines.

@@ -1,4 +1,4 @@
-"""What type checkers know of results: they read this program, structure/test_types.py runs it."""
+"""Types of results for type checkers, which read this program; structure/test_types.py runs it."""
 
 from typing import Any, assert_type
 
@@ -24,7 +24,7 @@ x = np.ones((2, 3, 4, 8), np.float32)
 
 
 def attention(flag: bool) -> None:
-    """All four results, and what a flag gives that is not known before the program runs."""
+    """Call for all four results, also with a flag that is known only at run time."""
     out = np.empty_like(x)
     attend = scaled_dot_product_attention
     assert_type(attend(x, x, x, None, 0.0, True), np.ndarray)
@@ -46,7 +46,7 @@ def attention(flag: bool) -> None:
 
 
 def cache(flag: bool) -> None:
-    """The results of a cache are those of the function."""
+    """Check the results of a cache, which are those of the function."""
     tokens = KVCache(2, 3, 8, 16)
     tokens.append(x, x)
     assert_type(tokens.attend(x, scale=1.0), np.ndarray)
@@ -57,7 +57,7 @@ def cache(flag: bool) -> None:
 
 
 def packed(flag: bool) -> None:
-    """Packed sequences have no weights."""
+    """Check packed sequences, which have no weights."""
     attend, rows = scaled_dot_product_attention_varlen, x[0]
     assert_type(attend(rows, rows, rows, [0, 3], [0, 3], is_causal=True), np.ndarray)
     assert_type(attend(rows, rows, rows, [0, 3], [0, 3], return_lse=True), LseResult)
@@ -66,7 +66,7 @@ def packed(flag: bool) -> None:
 
 
 def layers(flag: bool) -> None:
-    """The layer's pair, with weights or None, and the pair of recurrent networks."""
+    """Check the layer's pair, with weights or None, and the pair of recurrent networks."""
     layer = MultiheadAttention(8, 2, batch_first=True)
     tokens = x[0]
     assert_type(layer(tokens, tokens, tokens), MultiheadResult[np.ndarray])
@@ -82,7 +82,7 @@ def layers(flag: bool) -> None:
 
 
 def traced(flag: bool) -> None:
-    """Functions that a library differentiates return what their namesakes do."""
+    """Check that differentiable functions have the results of the functions of the same name."""
     attend, packed_attend = (
         autograd.scaled_dot_product_attention,
         autograd.scaled_dot_product_attention_varlen,

@@ -1,4 +1,4 @@
-"""The dtypes and kernels that tests run on, and the mark of tests that need not run on all."""
+"""The dtypes and kernels that tests run on, and the mark of tests that need only some of them."""
 
 import ml_dtypes
 import numpy as np
@@ -8,8 +8,7 @@ DTYPES = {"f32": np.float32, "f64": np.float64, "f16": np.float16, "bf16": ml_dt
 # n_q that picks each; dot_product/test_invariance.py checks that it does
 KERNELS = {"decode": 2, "prefill": 70}
 
-# A test of which key is visible, which message, which identity: what it holds is decided by code
-# that all tiers and dtypes share. Unless --all-variants is given it runs on the best tier with
-# every dtype and on the others in float32. Tests of accuracy and of bits are not marked: they run
-# on all.
+# A test is semantic if code that all tiers and dtypes share decides it: which key is visible, which
+# message, which identity. Unless --all-variants is given it runs on the best tier with every dtype
+# and on the other tiers in float32. Tests of accuracy and bits are not marked, and run on all.
 semantic = pytest.mark.semantic

@@ -1,4 +1,4 @@
-"""Weights and tokens for pictures of them."""
+"""Weights and tokens for pictures."""
 
 import numpy as np
 
@@ -19,6 +19,6 @@ MIXED = [
 
 
 def random_weights(*shape, seed=0):
-    """Rows that sum to 1, most of the weight on few keys."""
+    """Return rows that sum to 1, with most of the weight on few keys."""
     weights = np.random.default_rng(seed).random(shape) ** 6
     return weights / weights.sum(-1, keepdims=True)

@@ -1,7 +1,7 @@
-"""Results of a bench that answers at once, and a real browser for pages.
+"""Results of a benchmark that answers at once, and a real browser for pages.
 
 The browser is Chromium: the program that ATTN_ENGINE_CHROMIUM names, or chromium, chromium-browser
-or google-chrome on the path; playwright drives it. Without them the tests are skipped, in CI they
+or google-chrome on the path, driven by playwright. Without them the tests are skipped; in CI they
 fail.
 """
 

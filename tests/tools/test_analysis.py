@@ -1,4 +1,4 @@
-"""Summaries of weights and the two checks, against loops and numbers worked by hand."""
+"""Summaries of weights and the two checks, against loops and numbers computed by hand."""
 
 import doctest
 import itertools

@@ -1,4 +1,4 @@
-"""``attn-engine bench``: what it runs, what it keeps when it is stopped, and how it refuses."""
+"""``attn-engine bench``: what it runs, what it saves when interrupted, and its errors."""
 
 import json
 import os

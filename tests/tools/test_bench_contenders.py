@@ -1,4 +1,4 @@
-"""``attn-engine bench --contenders module:function``: one's own, found, called and refused."""
+"""``attn-engine bench --contenders module:function``: find, call and reject a user's own."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""The dates of the demo: answers, alignments, refusals, the file of weights, and the training."""
+"""The dates of the demo: answers, alignments, rejected texts, the weights' file, the training."""
 
 import datetime
 import importlib.util

@@ -1,4 +1,4 @@
-"""The GRU of the demo: ONNX's own cases, and what they leave out."""
+"""The GRU of the demo: ONNX's cases, and cases that they omit."""
 
 import importlib
 import os

@@ -1,4 +1,4 @@
-"""explain: the plan of every function's call, its errors, and nothing run or written."""
+"""explain: the plan of every function's call, its errors, and that nothing is run or written."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The referee of the benchmarks: who is wrong is never timed, who is missing is named."""
+"""The comparison of benchmarks: wrong contenders are not timed, missing ones are named."""
 
 import json
 import os

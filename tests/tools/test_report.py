@@ -1,4 +1,4 @@
-"""``attn-engine report``: the page, its Markdown and JSON say what the results say, and no more."""
+"""``attn-engine report``: page, Markdown and JSON have exactly what the results contain."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""``attn-engine report``: files of other programs, and two files beside each other."""
+"""``attn-engine report``: files of other programs, and comparisons of two files."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Pictures of weights: what they show, in which columns and characters, and what they refuse."""
+"""Pictures of weights: content, columns, characters, and rejected arguments."""
 
 import importlib.util
 import io

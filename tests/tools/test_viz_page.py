@@ -1,4 +1,4 @@
-"""The page to click, in a real browser: what it shows, how it is used, and that it stays alone."""
+"""The interactive page in a real browser: content, use, and no access to the network."""
 
 import base64
 import html

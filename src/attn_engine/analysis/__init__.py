@@ -1,8 +1,8 @@
-"""Reading attention weights with care: summaries, and two checks before they explain anything.
+"""Summaries of attention weights, and two checks to make before weights explain anything.
 
-Everything here takes weights that a call returned, or the result that holds them (or a list of
-results, of layers say), and computes with NumPy in float64. Whole numbers are taken as floats. Rows
-that see no key (all 0) are allowed everywhere; each function says what they give.
+Every function takes the weights that a call returned, or the result that holds them (or a list of
+results, for instance one per layer), and computes with NumPy in float64. Integers are converted.
+Rows that see no key (all 0) are allowed everywhere; each function documents their result.
 """
 
 from .checks import Ablations, Permutations, ablation, permutation_test, total_variation

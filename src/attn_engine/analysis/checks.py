@@ -1,4 +1,4 @@
-"""Two checks before weights explain anything: shuffle them, and hide one key after the other."""
+"""Two checks to make before weights explain anything: shuffle them, and hide one key at a time."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ from ..inputs.weights import check_rows, check_weights, held_weights
 from ..shapes.single import check_broadcast
 from .summaries import normalized
 
-# What the output was and what it became, both (..., n_q, d_v), to how far it moved, (..., n_q)
+# Maps the output before and after a change, both (..., n_q, d_v), to its movement, (..., n_q).
 Distance = Callable[[np.ndarray, np.ndarray], np.ndarray]
-MOST_DISTANCES = 2**28  # that are kept, one for each permutation and row: 2 GiB
+MOST_DISTANCES = 2**28  # kept at once, one per permutation and row: 2 GiB
 ROUNDING = 1e-12  # distances closer than this, relative to the largest value, are equal
 
 
 class Permutations(NamedTuple):
-    """What `permutation_test` returns."""
+    """The result of `permutation_test`."""
 
     distances: np.ndarray
     median: np.ndarray
 
 
 class Ablations(NamedTuple):
-    """What `ablation` returns."""
+    """The result of `ablation`."""
 
     distances: np.ndarray
     correlation: np.ndarray
 
 
 def total_variation(p: ArrayLike, q: ArrayLike) -> np.ndarray:
-    r"""Measure how far two distributions over the last axis are apart, 0 (equal) to 1.
+    r"""Measure the distance between two distributions over the last axis, 0 (equal) to 1.
 
     .. math:: \mathrm{TVD}(p, q) = \frac{1}{2} \sum_c |p_c - q_c|
 
     Parameters
     ----------
     p, q : array_like, shape (..., n_classes)
-        Predictions, say, or results that hold weights: rows sum to 1, or are 0. Both have the same
-        shape, nothing is broadcast.
+        Predictions, for example, or results that hold weights. Rows sum to 1, or are 0. Both have
+        the same shape; nothing is broadcast.
 
     Returns
     -------
     ndarray, shape (...)
-        Also the largest difference in the probability of any set of classes.
+        It equals the largest difference in the probability of any set of classes.
 
     Raises
     ------
@@ -94,25 +94,25 @@ def permutation_test(
 
     .. math:: d_{pi} = \| \pi_p(w_i)\, V - w_i V \|
 
-    If it hardly moves, the same output comes out of other weights, and those that the network had
-    do not explain it.
+    If it hardly moves, other weights give the same output, so the network's own weights do not
+    explain it.
 
     Parameters
     ----------
     weights : array_like, shape (..., n_q, n_kv)
         Rows sum to 1, or are 0 where no key is seen.
     values : array_like, shape (..., n_kv, d_v)
-        With the axes in front of `weights`; nothing is broadcast.
+        The leading axes are those of `weights`; nothing is broadcast.
     mask : array_like of bool, broadcastable to the shape of `weights`, optional
-        True = attend, the mask the weights were made with (`key_lengths` and `is_causal` included).
-        Weights are shuffled among what a row sees; without a mask that is every key.
+        True = attend; the mask with which the weights were made, including `key_lengths` and
+        `is_causal`. Weights are shuffled among the keys that a row sees, by default all keys.
     n_permutations : int
-        How often to shuffle, at least 1; permutations times rows are at most 2**28.
+        How often to shuffle, at least 1; permutations times rows must not exceed 2**28.
     seed : int
-        Of the generator, at least 0; the same seed gives the same permutations.
+        Seed of the generator, at least 0; the same seed gives the same permutations.
     distance : callable, optional
-        Takes the output and what became of it, both (..., n_q, d_v), and returns how far apart they
-        are, (..., n_q). By default the Euclidean distance. The rest of a network goes in here:
+        Takes the outputs before and after, both (..., n_q, d_v), and returns their distances,
+        (..., n_q), by default Euclidean. The rest of a network can be included here:
         ``lambda a, b: total_variation(softmax(a @ W), softmax(b @ W))`` compares predictions.
 
     Returns
@@ -120,15 +120,15 @@ def permutation_test(
     distances : ndarray, shape (n_permutations, ..., n_q)
         0 for rows that see one key or none.
     median : ndarray, shape (..., n_q)
-        Over the permutations.
+        Median over the permutations.
 
     Raises
     ------
     ValueError
-        A row does not sum to 1, shapes do not match (that of what `distance` returns included), a
-        key that `mask` hides has weight, or there are too many permutations.
+        A row does not sum to 1, shapes do not match (including the shape that `distance`
+        returns), a key that `mask` hides has weight, or there are too many permutations.
     TypeError
-        An argument is of a wrong kind.
+        An argument has a wrong type.
 
     References
     ----------
@@ -157,7 +157,7 @@ def permutation_test(
         raise ValueError(f"seed: {seed}, expected at least 0")
     generator = np.random.default_rng(seed)
     output = _outputs(array, values)
-    # Sorting random keys shuffles; hidden ones stay behind the visible in both orders.
+    # Sorting by random numbers shuffles; hidden keys are kept after visible ones in both orders.
     last = np.where(visible, 0.0, 2.0)
     targets = np.argsort(last, axis=-1, kind="stable")
     distances = []
@@ -181,7 +181,7 @@ def ablation(
 
     .. math:: d_{ij} = \Big\| \frac{1}{1 - w_{ij}} \sum_{k \ne j} w_{ik} v_k - w_i V \Big\|
 
-    The other weights are scaled up to sum to 1, which is what the softmax gives if key j is masked.
+    The other weights are scaled to sum to 1, as the softmax gives them if key j is masked.
 
     Parameters
     ----------
@@ -194,23 +194,23 @@ def ablation(
     Returns
     -------
     distances : ndarray, shape (..., n_q, n_kv)
-        How far the output of a query moves without a key; 0 for hidden keys.
+        How far the output of a query moves without that key; 0 for hidden keys.
     correlation : ndarray, shape (..., n_q)
-        Kendall's tau-b between the weights of a row and its distances over what the row sees, from
-        -1 to 1. 1: the more weight, the further the output moves. NaN for a row in which all
-        weights or all distances are equal, or that sees fewer than two keys.
+        Kendall's tau-b between the weights of a row and its distances, over the keys that the row
+        sees, from -1 to 1. At 1, more weight always means more movement. NaN for a row whose
+        weights or distances are all equal, or that sees fewer than two keys.
 
     Raises
     ------
     ValueError
         A row does not sum to 1, shapes do not match, or a key that `mask` hides has weight.
     TypeError
-        An argument is of a wrong kind.
+        An argument has a wrong type.
 
     Notes
     -----
-    A key that has all the weight leaves nothing when it is hidden: the output is 0 then. Only the
-    step from weights to output is judged, unless `distance` holds the rest of the network.
+    If a key has all the weight, nothing is left when it is hidden, and the output is 0. Only the
+    step from weights to output is judged, unless `distance` includes the rest of the network.
 
     References
     ----------
@@ -241,7 +241,7 @@ def ablation(
 
 
 def _checked(weights: Any, values: Any, mask: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Weights and values in float64, and what each row sees, in the shape of the weights."""
+    """Check and return weights and values in float64, and a mask in the shape of the weights."""
     array = check_weights(weights)
     values = as_floats("values", values).astype(np.float64)
     expected = (*array.shape[:-2], array.shape[-1])
@@ -272,19 +272,19 @@ def _checked(weights: Any, values: Any, mask: Any) -> tuple[np.ndarray, np.ndarr
 
 
 def _fits_repeated(shape: tuple[int, ...], expected: tuple[int, ...]) -> bool:
-    """Whether values (..., n_kv_heads, n_kv, d_v) fit once their heads are repeated."""
+    """Return whether values (..., n_kv_heads, n_kv, d_v) fit once their heads are repeated."""
     *batch, heads, n_kv = expected
     return (*shape[:-3], shape[-2]) == (*batch, n_kv) and 0 < shape[-3] and heads % shape[-3] == 0
 
 
 def _outputs(weights: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Weighted values; infinity in them spreads without a warning."""
+    """Multiply weights and values; infinite values propagate without a warning."""
     with np.errstate(invalid="ignore"):
         return weights @ values
 
 
 def _moved(distance: Distance | None, output: np.ndarray, changed: np.ndarray) -> np.ndarray:
-    """How far each query's output moved, in float64; by default the Euclidean distance."""
+    """Return how far each query's output moved, in float64; by default the Euclidean distance."""
     if distance is None:
         with np.errstate(invalid="ignore"):
             return np.linalg.norm(changed - output, axis=-1)
@@ -295,7 +295,7 @@ def _moved(distance: Distance | None, output: np.ndarray, changed: np.ndarray) -
             f"output and what became of it"
         )
     moved = as_array("distance", distance(output, changed))
-    if moved.dtype.kind in "biu":  # of predictions that changed, say
+    if moved.dtype.kind in "biu":  # for example whether predictions changed
         moved = moved.astype(np.float64)
     moved = as_floats("distance", moved)
     if moved.shape != output.shape[:-1]:
@@ -308,7 +308,7 @@ def _moved(distance: Distance | None, output: np.ndarray, changed: np.ndarray) -
 
 
 def _kendall(a: np.ndarray, b: np.ndarray, noise: float) -> float:
-    """Kendall's tau-b: pairs in the same order less pairs in opposite order, ties left out."""
+    """Return Kendall's tau-b: concordant minus discordant pairs, corrected for ties."""
     order_a = np.sign(np.subtract.outer(a, a))
     order_b = np.subtract.outer(b, b)
     order_b = np.sign(np.where(abs(order_b) <= noise, 0, order_b))

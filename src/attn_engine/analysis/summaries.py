@@ -1,4 +1,4 @@
-"""Summaries of attention weights: how spread out, which keys, and through all layers."""
+"""Summaries of attention weights: entropy, largest weights, alignment, and flow through layers."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ..inputs.weights import check_weights
 
 
 class TopKeys(NamedTuple):
-    """What `top_k` returns."""
+    """The result of `top_k`."""
 
     indices: np.ndarray
     weights: np.ndarray
 
 
 def entropy(weights: ArrayLike) -> np.ndarray:
-    r"""Measure how spread out each row is.
+    r"""Measure the entropy of each row, which says how spread out its weights are.
 
     .. math:: H_i = -\sum_j w_{ij} \ln w_{ij}
 
@@ -31,8 +31,8 @@ def entropy(weights: ArrayLike) -> np.ndarray:
     Returns
     -------
     ndarray, shape (..., n_q)
-        In nats: 0 if all weight is on one key, ln(n) if it is spread evenly over n keys. ``exp`` of
-        it is a number of keys. A row that sees no key has 0.
+        In nats: 0 if all weight is on one key, ln(n) if it is spread evenly over n keys, so ``exp``
+        of it is an effective number of keys. A row that sees no key has 0.
 
     Raises
     ------
@@ -78,7 +78,7 @@ def top_k(weights: ArrayLike, k: int) -> TopKeys:
     ValueError
         A row does not sum to 1, or `k` is out of range.
     TypeError
-        `k` is no whole number.
+        `k` is not an integer.
 
     Examples
     --------
@@ -110,7 +110,7 @@ def hard_alignment(weights: ArrayLike) -> np.ndarray:
     Returns
     -------
     ndarray of int, shape (..., n_q)
-        The first of equals; -1 for a row that sees no key.
+        Among equal weights the first key; -1 for a row that sees no key.
 
     Raises
     ------
@@ -120,7 +120,7 @@ def hard_alignment(weights: ArrayLike) -> np.ndarray:
     References
     ----------
     Bahdanau et al., "Neural Machine Translation by Jointly Learning to Align and Translate", 2015,
-    section 5.2.1, reads alignments of words off the weights like this.
+    section 5.2.1, which reads word alignments off the weights in this way.
 
     Examples
     --------
@@ -141,10 +141,10 @@ def rollout(weights: ArrayLike, *, residual: float = 0.5) -> np.ndarray:
     Parameters
     ----------
     weights : array_like, shape (n_layers, ..., n_heads, n, n)
-        Of self-attention, the first layer first, or a list of results that hold them. Rows sum to
-        1, or are 0 where no key is seen.
+        Weights of self-attention, the first layer first, or a list of results that hold them. Rows
+        sum to 1, or are 0 where no key is seen.
     residual : float, 0 to 1
-        What a token keeps of itself in each layer. The paper takes one half.
+        Share of a token that each layer keeps by its skip connection. The paper uses 0.5.
 
     Returns
     -------
@@ -157,11 +157,11 @@ def rollout(weights: ArrayLike, *, residual: float = 0.5) -> np.ndarray:
     ValueError
         A row does not sum to 1, a shape is wrong, or `residual` is out of range.
     TypeError
-        `residual` is no number.
+        `residual` is not a number.
 
     Notes
     -----
-    What values, projections and the MLP do to the tokens on the way is left out.
+    The effect of values, projections and the MLP on the tokens is ignored.
 
     References
     ----------
@@ -198,6 +198,6 @@ def rollout(weights: ArrayLike, *, residual: float = 0.5) -> np.ndarray:
 
 
 def normalized(rows: np.ndarray) -> np.ndarray:
-    """Rows divided by their sums; rows of zeros stay."""
+    """Divide rows by their sums; rows of zeros stay zero."""
     sums = rows.sum(-1, keepdims=True)
     return np.divide(rows, sums, out=np.zeros_like(rows), where=sums > 0)

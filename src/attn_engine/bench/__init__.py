@@ -1,7 +1,7 @@
-"""attn_engine beside what a user would pick instead; nothing of the library imports this package.
+"""Compare attn_engine with other libraries; the library itself never imports this package.
 
-``cases`` are the problems, ``contenders`` the libraries, ``check`` the right answers, ``worker``
-the process that runs one library, ``compare`` the referee that starts the workers and keeps the
-score.
-``suites`` are the questions of ``attn-engine bench``, ``session`` asks them and keeps ``files``.
+``cases`` has the problems, ``contenders`` the libraries, ``check`` verifies results, ``worker`` is
+the process that runs one library, and ``compare`` starts the workers and collects their times.
+``suites`` lists the cases of ``attn-engine bench``, ``session`` runs them, and ``files`` reads and
+writes the results.
 """

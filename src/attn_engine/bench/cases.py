@@ -1,4 +1,4 @@
-"""The problems of the comparison: shapes, inputs and what they cost at least."""
+"""The problems of the comparison: shapes, inputs, and the least work that each needs."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -12,9 +12,9 @@ ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 class Case:
     """One problem: query (batch, n_heads, n_q, d), key and value (batch, n_kv_heads, n_kv, d).
 
-    At most one of the hiding fields is used, `window_left` together with `is_causal`. With `score`
-    or `layer` nothing is hidden and there is no axis of heads; with `backward` nothing but
-    `is_causal` hides, and each head has its own keys.
+    At most one of the fields that hide keys is set, except that `window_left` needs `is_causal`.
+    With `score` or `layer` nothing is hidden and there is no axis of heads. With `backward` only
+    `is_causal` hides keys, and each head has its own keys.
     """
 
     name: str
@@ -26,25 +26,26 @@ class Case:
     d: int
     dtype: str = "float32"
     is_causal: bool = False
-    window_left: int | None = None  # a query sees itself and this many keys before it
+    window_left: int | None = None  # a query sees itself and this many earlier keys
     key_lengths: tuple[int, ...] | None = None  # one for each batch entry
     mask: str | None = None  # "float" (a bias) or "bool" (half hidden), (1, 1, n_q, n_kv)
-    weights: bool = False  # output and weights are asked for
+    weights: bool = False  # return the output and the weights
     score: str | None = None  # of recurrent networks: "additive", "concat", "general" or "dot"
-    prepared: bool = False  # what can be done with additive keys alone has been done
-    layer: bool = False  # self-attention with its projections, of (batch, n, n_heads * d)
-    backward: bool = False  # gradients of query, key and value, after a forward pass not timed
+    prepared: bool = False  # the work on additive keys alone is done before timing
+    layer: bool = False  # self-attention with projections, of (batch, n, n_heads * d)
+    backward: bool = False  # gradients of query, key and value; the forward is not timed
 
     @property
     def is_decode(self) -> bool:
-        """One query: bound by reading key and value, not by arithmetic."""
+        """Whether there is one query, so that reading key and value limits the speed."""
         return self.n_q == 1
 
     @property
     def flops(self) -> int:
-        """Operations of both products, without what shape alone hides (a bool mask saves nothing).
+        """Operations of both products, except those that causal, window or lengths hide.
 
-        A backward pass has five: the scores again, and gradients of weights, query, key and value.
+        A backward pass has five products: the scores again, and the gradients of weights, query,
+        key and value.
         """
         if self.key_lengths is not None:
             pairs = self.n_q * sum(self.key_lengths)
@@ -62,7 +63,7 @@ class Case:
 
     @property
     def tanhs(self) -> int:
-        """Hyperbolic tangents, which bound the cases that have any."""
+        """Number of hyperbolic tangents, which limit the speed of the cases that have any."""
         pairs = self.batch * self.n_q * self.n_kv
         return pairs * self.d if self.score in ("additive", "concat") else 0
 
@@ -74,19 +75,19 @@ class Case:
 
     @property
     def bytes(self) -> int:
-        """Bytes that must move at least: query, key, value and output once, and their gradients."""
+        """Least bytes moved: query, key, value and output once, and their gradients."""
         items = 2 * self.batch * self.n_heads * self.n_q * self.d
         forward = self.kv_bytes + items * ITEM_BYTES[self.dtype]
         return 2 * forward if self.backward else forward
 
 
 def multihead(name: str, batch: int, n: int, n_heads: int, d: int, **more) -> Case:
-    """A case of a multi-head layer in self-attention."""
+    """Make a case of a multi-head layer in self-attention."""
     return Case(name, batch, n_heads, n_heads, n, n, d, layer=True, **more)
 
 
 def classic(name: str, batch: int, n_q: int, n_kv: int, d: int, **more) -> Case:
-    """A case of recurrent networks, which always return their weights."""
+    """Make a case of recurrent networks, which always return their weights."""
     score = name.split("_")[0]
     return Case(name, batch, 1, 1, n_q, n_kv, d, weights=True, score=score, **more)
 
@@ -135,11 +136,11 @@ CASES = (
 
 
 class Unsupported(Exception):
-    """A library has no call for a case; the message says what it lacks."""
+    """Raised if a library has no call for a case; the message says what is missing."""
 
 
 class Inputs(NamedTuple):
-    """Arrays of a case in its dtype; what the case has not is None."""
+    """Arrays of a case in its dtype; None for arrays that the case does not have."""
 
     query: np.ndarray
     key: np.ndarray
@@ -153,9 +154,9 @@ class Inputs(NamedTuple):
 
 
 def make_inputs(case: Case) -> Inputs:
-    """Normal random numbers, the same in every process.
+    """Draw normal random numbers, the same in every process.
 
-    Raises ImportError where the case is bfloat16 and ml_dtypes is not installed.
+    Raises ImportError if the case is bfloat16 and ml_dtypes is not installed.
     """
     rng = np.random.default_rng(0)
     dtype = _numpy_dtype(case.dtype)
@@ -178,7 +179,7 @@ def make_inputs(case: Case) -> Inputs:
     key, value = (normal(case.batch, *kv_heads, case.n_kv, case.d) for _ in range(2))
     if case.score:
         columns = {"concat": 2 * case.d, "general": case.d}.get(case.score)
-        shrink = dtype.type(case.d**-0.5)  # scores of about 1, as trained ones have
+        shrink = dtype.type(case.d**-0.5)  # scores of about 1, as in trained networks
         return Inputs(
             query if case.tanhs else query * shrink,
             key,
@@ -199,7 +200,7 @@ def make_inputs(case: Case) -> Inputs:
 
 
 def dense_mask(case: Case, inputs: Inputs) -> np.ndarray | None:
-    """What the case hides as the smallest bool array (True = attend): for who has no such mask."""
+    """Return the hidden keys as a bool array (True = attend), for libraries without such a mask."""
     if inputs.key_lengths is not None:
         return (np.arange(case.n_kv) < inputs.key_lengths[:, None])[:, None, None, :]
     if case.is_causal:
@@ -211,7 +212,7 @@ def dense_mask(case: Case, inputs: Inputs) -> np.ndarray | None:
 
 
 def _numpy_dtype(name: str) -> np.dtype:
-    """NumPy's dtype of that name; bfloat16 is ml_dtypes'."""
+    """Return NumPy's dtype of that name; bfloat16 comes from ml_dtypes."""
     if name == "bfloat16":
         import ml_dtypes
 

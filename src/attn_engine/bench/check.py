@@ -1,4 +1,4 @@
-"""Check a contender's answer: float64 answers for a few rows or heads, by the reference alone."""
+"""Check a contender's result against the float64 reference, for some rows or heads."""
 
 import numpy as np
 
@@ -8,17 +8,17 @@ from ..reference import multihead as reference_multihead
 from ..reference import recurrent as classic
 from .cases import Case, Inputs
 
-# Largest error allowed, as a share of the largest right value; every contender must meet it.
+# Largest error allowed, relative to the largest right value; it holds for every contender.
 TOLERANCE = {"float64": 1e-6, "float32": 1e-5, "float16": 2e-3, "bfloat16": 1.6e-2}
 SAMPLED = 12
 
 
 def largest_error(case: Case, inputs: Inputs, result) -> float:
-    """Largest error of the sampled rows over the largest right value; NaN where a row holds NaN.
+    """Return the largest error of sampled rows over the largest right value; NaN if a row has NaN.
 
-    `result` is the output, or (output, weights) where the case asks for weights, or the gradients
-    of query, key and value, of which whole heads are compared; arrays of NumPy or torch. Raises
-    ValueError where a shape is wrong.
+    `result` is the output, or (output, weights) if the case asks for weights, or the gradients of
+    query, key and value, of which whole heads are compared; arrays of NumPy or torch. Raises
+    ValueError if a shape is wrong.
     """
     shapes = [x.shape for x in inputs[: 3 if case.backward else 1]]
     if case.weights:
@@ -39,7 +39,7 @@ def largest_error(case: Case, inputs: Inputs, result) -> float:
 
 
 def sampled_rows(case: Case) -> np.ndarray:
-    """(batch, head, query), or without heads (batch, query): first, last and some between."""
+    """Return indices (batch, head, query), or (batch, query): the first, the last, some between."""
     heads = () if case.score or case.layer else (case.n_heads,)
     shape = (case.batch, *heads, case.n_q)
     between = np.random.default_rng(1).integers(0, shape, (SAMPLED, len(shape)))
@@ -47,19 +47,19 @@ def sampled_rows(case: Case) -> np.ndarray:
 
 
 def end_heads(case: Case) -> np.ndarray:
-    """(batch, head): the first and the last."""
+    """Return (batch, head) of the first and the last head."""
     return np.array([[0, 0], [case.batch - 1, case.n_heads - 1]])
 
 
 def head_gradients(case: Case, inputs: Inputs, b: int, h: int):
-    """Gradients of query, key and value of one head."""
+    """Compute the gradients of query, key and value of one head."""
     head = (x[b, h] for x in (inputs.grad_output, *inputs[:3]))
     gradients = reference_backward.scaled_dot_product_attention_backward
     return gradients(*head, is_causal=case.is_causal)[:3]
 
 
 def reference_row(case: Case, inputs: Inputs, b: int, h: int, i: int):
-    """(output, weights) of query i alone: rank 2, one query, placed by its causal offset."""
+    """Compute (output, weights) of query i alone, with its causal offset in the case."""
     kv_head = h // (case.n_heads // case.n_kv_heads)
     row = reference.scaled_dot_product_attention(
         inputs.query[b, h, i : i + 1],
@@ -75,7 +75,7 @@ def reference_row(case: Case, inputs: Inputs, b: int, h: int, i: int):
 
 
 def classic_row(case: Case, inputs: Inputs, b: int, i: int):
-    """(context, weights) of decoder step i alone."""
+    """Compute (context, weights) of decoder step i alone."""
     query, key, value = inputs.query[b, i], inputs.key[b], inputs.value[b]
     if case.score == "additive":
         return classic.additive_attention(query, key, None, None, inputs.vector, value)
@@ -85,7 +85,7 @@ def classic_row(case: Case, inputs: Inputs, b: int, i: int):
 
 
 def layer_row(case: Case, inputs: Inputs, b: int, i: int):
-    """(output, weights averaged over heads) of query i alone."""
+    """Compute (output, weights averaged over heads) of query i alone."""
     query, key = inputs.query[b, i : i + 1], inputs.key[b]
     output, weights = reference_multihead.multihead_attention(
         inputs.parameters, query, key, key, case.n_heads
@@ -94,5 +94,5 @@ def layer_row(case: Case, inputs: Inputs, b: int, i: int):
 
 
 def _as_float64(row) -> np.ndarray:
-    """A row of a NumPy array or a torch tensor (NumPy cannot read torch's bfloat16) in float64."""
+    """Return a row of a NumPy array or a torch tensor (even bfloat16) in float64."""
     return np.asarray(row.double() if hasattr(row, "double") else row, np.float64)

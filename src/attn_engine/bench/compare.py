@@ -1,9 +1,9 @@
-"""The referee: a process for each contender, one running at a time, all on the same problem.
+"""Run contenders in processes of their own, one at a time, on the same problem.
 
-Thread pools of several libraries in one process spin against each other, and a machine's speed
-drifts. So each contender has a process of its own, all but the one whose turn it is are stopped
-(POSIX; elsewhere they wait idle), and the turns go round and round so that a drift hits all alike.
-Only ratios of one run mean something on another machine.
+Thread pools of several libraries in one process slow each other down, and a machine's speed drifts.
+So each contender has its own process, all but the running one are stopped (POSIX; elsewhere they
+wait), and they take many short turns, so that a drift affects all alike. On another machine, only
+ratios from the same run can be compared.
 """
 
 import json
@@ -23,29 +23,29 @@ from .. import show_config
 from .cases import Case
 from .contenders import ENGINE
 
-METERS = ("torch", "numpy")  # whose products measure the machine: no one BLAS is best everywhere
-TWIN = "attn_engine.bench.contenders:prepare_attn_engine"  # attn_engine as a contender of one's own
+METERS = ("torch", "numpy")  # both measure the machine: no BLAS is the fastest everywhere
+TWIN = "attn_engine.bench.contenders:prepare_attn_engine"  # as a user's own
 ROUNDS = 6
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-WAIT_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # of idle threads
-OPENMP_SPIN_COUNT = "300000"  # GCC's own: what it is to others where attn_engine is not imported
-SLOWING_VARIABLES = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")  # they choose kernels of other CPUs
+WAIT_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # for idle threads
+OPENMP_SPIN_COUNT = "300000"  # GCC's default, which others have if attn_engine is not imported
+SLOWING_VARIABLES = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")  # they select kernels for other CPUs
 
 
 @dataclass(frozen=True)
 class Result:
-    """What one contender did with one case."""
+    """Result of one contender on one case."""
 
     status: str  # "timed", "wrong", "failed", "unsupported" or "missing"
-    seconds: float | None = None  # of one call; never there unless the result was right
+    seconds: float | None = None  # of one call; present only if the result was right
     error: float | None = None  # largest error over the largest right value, on sampled rows
     note: str = ""  # why there is no time
-    turns: tuple[float, ...] = ()  # median seconds of each turn, of which `seconds` is the best
+    turns: tuple[float, ...] = ()  # median seconds of each turn; `seconds` is the best of them
 
 
 @dataclass(frozen=True)
 class Limit:
-    """What the machine can do at most, measured in the same run, and by whose code."""
+    """The machine's highest rate, measured in the same run, and the library that reached it."""
 
     rate: float  # flop/s or bytes/s
     meter: str
@@ -53,39 +53,39 @@ class Limit:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Every contender's result on one case."""
+    """The results of all contenders on one case."""
 
     case: Case
     results: dict[str, Result]
-    limit: Limit | None  # None: not asked for
+    limit: Limit | None  # None: not measured
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Seconds of those that were timed, the fastest first."""
+        """Seconds of the contenders that were timed, the fastest first."""
         timed = {name: r.seconds for name, r in self.results.items() if r.seconds is not None}
         return dict(sorted(timed.items(), key=lambda item: item[1]))
 
     @property
     def best_peer(self) -> str | None:
-        """The fastest of the others."""
+        """The fastest contender other than attn_engine."""
         return next((name for name in self.seconds if name != ENGINE), None)
 
     @property
     def ratio(self) -> float | None:
-        """The best peer's time over attn_engine's: above 1, attn_engine is faster."""
+        """The best peer's time divided by attn_engine's; above 1, attn_engine is faster."""
         if self.best_peer is None or ENGINE not in self.seconds:
             return None
         return self.seconds[self.best_peer] / self.seconds[ENGINE]
 
     def share(self, name: str) -> float | None:
-        """Share of the limit that a contender reached."""
+        """Return the share of the limit that a contender reached."""
         if self.limit is None or name not in self.seconds:
             return None
         work = self.case.kv_bytes if self.case.is_decode else self.case.flops
         return work / self.seconds[name] / self.limit.rate
 
     def as_dict(self) -> dict:
-        """All of it, for JSON."""
+        """Return all fields, for JSON."""
         return {
             "case": asdict(self.case),
             "results": {
@@ -99,7 +99,7 @@ class Comparison:
 
 
 def comparison_from(record: dict) -> Comparison:
-    """The comparison whose `as_dict` was written to JSON."""
+    """Read the comparison whose `as_dict` was written to JSON."""
     case = dict(record["case"])
     if case["key_lengths"] is not None:
         case["key_lengths"] = tuple(case["key_lengths"])
@@ -112,7 +112,7 @@ def comparison_from(record: dict) -> Comparison:
 
 
 class Process:
-    """A worker process that only runs while it is asked something.
+    """A worker process that runs only while it answers a request.
 
     `variables` are added to its environment.
     """
@@ -124,8 +124,8 @@ class Process:
         env |= {variable: str(threads) for variable in THREAD_VARIABLES} | variables
         if name not in (ENGINE, TWIN) and "OMP_WAIT_POLICY" not in env:
             env.setdefault("GOMP_SPINCOUNT", OPENMP_SPIN_COUNT)
-        env["CI"] = "true"  # OpenVINO forks to report its use over the network, but not in CI
-        # Contenders of one's own lie in the current directory; last, for it may hold a numpy.py.
+        env["CI"] = "true"  # OpenVINO forks to send usage statistics, but not in CI
+        # Users' own contenders are in the current directory, last because it may have a numpy.py.
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [*sys.path, os.getcwd()]))
         self._popen = subprocess.Popen(
             [sys.executable, "-P", "-m", "attn_engine.bench.worker", name, str(threads)],
@@ -134,13 +134,13 @@ class Process:
             stderr=subprocess.DEVNULL,
             env=env,
             text=True,
-            # A group of its own: signals reach what a library forks, and should this process die,
-            # the kernel ends the stopped group.
+            # In its own process group, signals also reach processes that a library forks, and if
+            # this process dies, the kernel ends the stopped group.
             process_group=0 if os.name == "posix" else None,
         )
 
     def hear(self) -> dict:
-        """The next answer, after which the process is stopped."""
+        """Read the next answer, and stop the process."""
         line = self._popen.stdout.readline()
         if not line:
             return {"status": "failed", "note": f"process ended with {self._popen.wait()}"}
@@ -154,7 +154,7 @@ class Process:
             self._popen.stdin.write(json.dumps({"do": request} | fields) + "\n")
             self._popen.stdin.flush()
         except OSError:
-            pass  # it has ended: `hear` says so
+            pass  # it has ended, which `hear` reports
         return self.hear()
 
     def close(self) -> None:
@@ -166,18 +166,18 @@ class Process:
         try:
             self._popen.stdin.close()
         except OSError:
-            pass  # a request that it never read
+            pass  # a request that it did not read
 
     def _signal(self, name: str) -> None:
-        """Signal the process and its children, where the system can and it still lives."""
+        """Send a signal to the process and its children, if the system can and it is alive."""
         if os.name == "posix" and self._popen.poll() is None:
             os.killpg(self._popen.pid, getattr(signal, name))
 
 
 class Team:
-    """The contenders, each in a stopped process. A context manager.
+    """The contenders, each in a stopped process; a context manager.
 
-    `versions` and `missing` (why) tell who is there.
+    `versions` lists the contenders that are present; `missing` says why others are not.
     """
 
     def __init__(self, names: Iterable[str], threads: int):
@@ -189,7 +189,7 @@ class Team:
     def __enter__(self) -> Self:
         try:
             self._start(self.names)
-        except BaseException:  # an interrupt must not leave stopped processes behind
+        except BaseException:  # do not leave stopped processes behind after an interrupt
             self.__exit__()
             raise
         return self
@@ -199,7 +199,7 @@ class Team:
             process.close()
 
     def _start(self, names: Iterable[str]) -> None:
-        """Start processes, all at once, and hear who is there."""
+        """Start all processes together, and read which contenders are present."""
         started = {}
         for name in names:
             started[name] = self._processes[name] = Process(name, self.threads)
@@ -211,17 +211,17 @@ class Team:
                 self.missing[name] = hello.get("missing") or hello["note"]
 
     def limit(self, case: Case | None = None) -> Limit:
-        """The float32 matrix product; for decode, reading a buffer of key's and value's size."""
+        """Measure a float32 matrix product, or for decode, reads as large as key and value."""
         if case is not None and case.is_decode:
             return self.read_limit(case.kv_bytes)
         return self._best_rate("product")
 
     def read_limit(self, nbytes: int) -> Limit:
-        """Reading a buffer of that size over and over."""
+        """Measure reading a buffer of that size many times."""
         return self._best_rate("read", nbytes=nbytes)
 
     def _best_rate(self, request: str, **more) -> Limit:
-        """The best of the meters, each of which has its own code for it."""
+        """Return the best rate of the libraries in METERS, which differ in their code."""
         self._start(name for name in METERS if name not in self._processes)
         meters = [name for name in METERS if name in self.versions]
         answers = {name: self._processes[name].ask(request, **more) for name in meters}
@@ -241,25 +241,25 @@ class Team:
         names: Iterable[str] | None = None,
         on_turn: Callable[[str], None] = lambda text: None,
     ) -> Comparison:
-        """Check everyone's result, then time those that are right, in turns.
+        """Check every result, then time the right ones in turns.
 
         Parameters
         ----------
         case : Case
         seconds : float
-            Time for each contender, all its turns together. Whoever needs longer for one call is
-            timed once.
+            Time for all turns of a contender together. A contender whose single call takes longer
+            is timed once.
         limit : Limit, optional
             For `Comparison.share`.
         names : iterable of str, optional
-            Who takes part; all of the team by default.
+            Contenders that take part; all of the team by default.
         on_turn : callable
-            Called with a few words before each step.
+            Called with a short text before each step.
 
         Notes
         -----
-        A turn gives the median of its calls; the result is the best turn, because neighbours on
-        the machine only ever slow a turn down.
+        A turn's time is the median of its calls; the result is the best turn, because other
+        programs on the machine only ever slow a turn down.
         """
         answers = {}
         for name in self.names if names is None else names:
@@ -281,7 +281,7 @@ class Team:
 
 
 def _result(answer: dict, turns: list[dict]) -> Result:
-    """One contender's result from its answers."""
+    """Make one contender's result from its answers."""
     failures = [turn for turn in turns if "seconds" not in turn]
     if failures:
         answer, turns = failures[0], []
@@ -289,13 +289,13 @@ def _result(answer: dict, turns: list[dict]) -> Result:
     status = answer["status"] if fastest is None else "timed"
     error = answer.get("error")
     if error is not None and not math.isfinite(error):
-        error = None  # JSON has no NaN; the note says it
+        error = None  # JSON has no NaN; the note mentions it
     seconds = tuple(turn["seconds"] for turn in turns)
     return Result(status, fastest, error, answer.get("note", ""), seconds)
 
 
 def report(team: Team, comparisons: Iterable[Comparison], command: str) -> dict:
-    """Everything that is needed to understand the numbers later, for JSON."""
+    """Return everything that is needed to understand the numbers later, for JSON."""
     return {
         "command": command,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -308,13 +308,13 @@ def report(team: Team, comparisons: Iterable[Comparison], command: str) -> dict:
 
 
 def machine() -> dict:
-    """The CPU, how idle threads wait, and what `attn_engine.show_config` says of the rest."""
+    """Return the CPU, the idle-thread settings, and `attn_engine.show_config`."""
     policy = {name: os.environ.get(name, "each library's own") for name in WAIT_VARIABLES}
     return {"cpu": _cpu_model(), "wait_policy": policy} | show_config("dicts")
 
 
 def _cpu_model() -> str:
-    """The CPU's own name, where the system tells it."""
+    """Return the CPU's name, if the system tells it."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as lines:
             for line in lines:

@@ -1,10 +1,10 @@
-"""The libraries that are compared, each set up as its documentation says is fast on a CPU.
+"""The libraries in the comparison, each used as its documentation recommends for a CPU.
 
-A contender is a function of (case, inputs, threads) that does all one-time work and returns a call
-without arguments: what is timed. The call returns the output (batch, n_heads, n_q, d), or
-(output, weights) where the case asks for weights, as arrays of NumPy or torch. Cases of recurrent
-networks, whole layers and backward passes have functions of their own, in formulas.py, layers.py
-and gradients.py.
+A contender is a function of (case, inputs, threads) that does all one-time work and returns the
+call to be timed, which takes no arguments. The call returns the output (batch, n_heads, n_q, d), or
+(output, weights) if the case asks for weights, as arrays of NumPy or torch. Recurrent networks,
+whole layers and backward passes have functions of their own, in formulas.py, layers.py and
+gradients.py.
 """
 
 import importlib
@@ -21,11 +21,11 @@ from .files import BadInput
 
 Prepare = Callable[[Case, Inputs, int], Callable]
 ENGINE = "attn_engine"
-SCORE_BYTES = 1 << 30  # the largest array of scores that NumPy's formula may build
+SCORE_BYTES = 1 << 30  # the largest array of scores that NumPy's formula may make
 
 
 def prepare_attn_engine(case: Case, inputs: Inputs, threads: int) -> Callable:
-    """This package."""
+    """Prepare a call of attn_engine."""
     from .. import scaled_dot_product_attention
 
     query, key, value, attn_mask, key_lengths = inputs[:5]
@@ -47,7 +47,7 @@ def prepare_attn_engine(case: Case, inputs: Inputs, threads: int) -> Callable:
 
 
 def prepare_torch(case: Case, inputs: Inputs, threads: int) -> Callable:
-    """torch's fused call in inference mode; with weights, the formula of its documentation."""
+    """Prepare torch's fused call in inference mode, or its documented formula with weights."""
     import torch
     from torch.nn.functional import scaled_dot_product_attention
 
@@ -74,7 +74,7 @@ def prepare_torch(case: Case, inputs: Inputs, threads: int) -> Callable:
 
 
 def prepare_onnxruntime(case: Case, inputs: Inputs, threads: int) -> Callable:
-    """A graph of one ONNX Attention node (opset 23)."""
+    """Prepare a graph of one ONNX Attention node (opset 23)."""
     if case.weights or case.key_lengths is not None:
         raise Unsupported("neither weights nor key lengths")
     if case.dtype not in ("float32", "float16"):
@@ -100,7 +100,7 @@ def prepare_onnxruntime(case: Case, inputs: Inputs, threads: int) -> Callable:
 
 
 def prepare_openvino(case: Case, inputs: Inputs, threads: int) -> Callable:
-    """A model of one ScaledDotProductAttention operation, held to float32 arithmetic."""
+    """Prepare a model of one ScaledDotProductAttention operation, in float32 arithmetic."""
     if case.weights or case.n_heads != case.n_kv_heads:
         raise Unsupported("neither weights nor grouped heads")
     if case.key_lengths is not None or case.window_left is not None or case.mask == "bool":
@@ -124,7 +124,7 @@ def prepare_openvino(case: Case, inputs: Inputs, threads: int) -> Callable:
 
 
 def prepare_numpy(case: Case, inputs: Inputs, threads: int) -> Callable:
-    """The formula in NumPy, in place; its BLAS takes its threads from the environment."""
+    """Prepare the formula in NumPy, in place; environment variables set the threads of its BLAS."""
     if case.dtype not in ("float32", "float64"):
         raise Unsupported(f"no {case.dtype}")
     query, key, value, mask = inputs[:4]
@@ -155,7 +155,7 @@ def prepare_numpy(case: Case, inputs: Inputs, threads: int) -> Callable:
 
 
 def _torch_tensor(array: np.ndarray):
-    """The array as a tensor; bfloat16 crosses as 16-bit integers, which both libraries know."""
+    """Convert an array to a tensor; bfloat16 goes through 16-bit integers."""
     import torch
 
     if array.dtype.name == "bfloat16":
@@ -165,7 +165,7 @@ def _torch_tensor(array: np.ndarray):
 
 @dataclass(frozen=True)
 class Contender:
-    """A library: what it needs installed (the first module has its version) and its set-ups."""
+    """A library: the modules it needs (the first has its version) and its set-up functions."""
 
     modules: tuple[str, ...]
     attention: Prepare | None = None
@@ -174,7 +174,7 @@ class Contender:
     backward: Prepare | None = None
 
     def prepare(self, case: Case, inputs: Inputs, threads: int) -> Callable:
-        """The call to time."""
+        """Return the call to time."""
         prepare, lack = self.attention, "attention"
         if case.score:
             prepare, lack = self.classic, f"{case.score} scores"
@@ -218,7 +218,7 @@ CONTENDERS = {
 
 
 def check_names(names: Iterable[str]) -> None:
-    """BadInput for a name that is none of the contenders', nor ``module:function``."""
+    """Raise BadInput for a name that is neither a contender nor ``module:function``."""
     for name in names:
         if name not in CONTENDERS and ":" not in name:
             known = ", ".join(CONTENDERS)
@@ -226,10 +226,10 @@ def check_names(names: Iterable[str]) -> None:
 
 
 def find_contender(name: str) -> tuple[Contender, str]:
-    """The contender of that name, or ``module:function`` of your own, and its version.
+    """Return the contender of that name, or your own ``module:function``, and its version.
 
-    Raises ImportError where something it needs is not installed, AttributeError and TypeError where
-    your own is no function of (case, inputs, threads).
+    Raises ImportError if a module is not installed, AttributeError or TypeError if
+    ``module:function`` is not a function of (case, inputs, threads).
     """
     if name in CONTENDERS:
         contender = CONTENDERS[name]

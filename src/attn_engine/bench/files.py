@@ -1,4 +1,4 @@
-"""Files of results: read with one clear line when they are no good, written whole or not at all."""
+"""Result files: errors of one line for unusable ones, and writes that are complete or not done."""
 
 import json
 import os
@@ -14,24 +14,24 @@ except ImportError:  # not POSIX
 
 
 class BadInput(ValueError):
-    """What the user gave cannot be used; the message says in one line what and why."""
+    """The user's input cannot be used; the message says in one line what is wrong and why."""
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file holds.
+    """Read a JSON file.
 
-    Raises BadInput where it cannot be read or is not JSON.
+    Raises BadInput if it cannot be read or is not JSON.
     """
     try:
         return json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise BadInput(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:  # broken JSON, or bytes that are no text
+    except (ValueError, RecursionError) as error:  # broken JSON, or bytes that are not text
         raise BadInput(f"{path} is not valid JSON: {error}") from error
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Replace a file: whoever reads it, or stops this process, finds the old text or the new."""
+    """Replace a file in one step: readers, and an interrupt, find the old or the new text."""
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         part.write_text(text, encoding="utf-8", errors="backslashreplace")
@@ -41,9 +41,9 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def make_folder(path: Path) -> Path:
-    """The folder, made if it is not there.
+    """Return the folder, and make it if it does not exist.
 
-    Raises BadInput where nothing can be written into it: said before the work, not after it.
+    Raises BadInput if it is not writable, so that this is known before the work begins.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -57,9 +57,9 @@ def make_folder(path: Path) -> Path:
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Keep the folder for this process: of two runs into one file, each would lose the other's.
+    """Lock the folder, because two runs into one file would overwrite each other's results.
 
-    Raises BadInput where another process has it. Where the system cannot lock, nothing is held.
+    Raises BadInput if another process has the lock. Where the system has no locks, none is taken.
     """
     if fcntl is None:
         yield

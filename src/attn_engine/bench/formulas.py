@@ -1,7 +1,7 @@
-"""Attention of recurrent networks in every library: none has a call for it, each gets its formula.
+"""Attention of recurrent networks in every library, by its formula, since none has a call for it.
 
-The functions are contenders as contenders.py describes them, for cases with a `score`: their calls
-return context and weights. Query and keys of "additive" come projected, as for attn_engine.
+The functions are contenders as described in contenders.py, for cases with a `score`: their calls
+return context and weights. Query and keys of "additive" are already projected, as for attn_engine.
 """
 
 import os
@@ -18,7 +18,7 @@ from .cases import Case, Inputs, Unsupported
 
 
 def prepare_attn_engine(case: Case, inputs: Inputs, threads: int) -> Callable:
-    """This package."""
+    """Prepare a call of attn_engine."""
     query, keys, values, matrix, vector = arrays_of(inputs)
     if case.score == "additive":
         keys = project_keys(keys, None) if case.prepared else keys
@@ -33,7 +33,7 @@ def prepare_attn_engine(case: Case, inputs: Inputs, threads: int) -> Callable:
 
 
 def prepare_numpy(case: Case, inputs: Inputs, threads: int) -> Callable:
-    """The formula in NumPy, in place; its BLAS takes its threads from the environment."""
+    """Prepare the formula in NumPy, in place; environment variables set the threads of its BLAS."""
 
     def call():
         query, keys, values, matrix, vector = arrays_of(inputs)
@@ -47,7 +47,7 @@ def prepare_numpy(case: Case, inputs: Inputs, threads: int) -> Callable:
 
 
 def prepare_torch(case: Case, inputs: Inputs, threads: int) -> Callable:
-    """The formula in torch's operators, in inference mode."""
+    """Prepare the formula in torch's operators, in inference mode."""
     import torch
 
     torch.set_num_threads(threads)
@@ -62,7 +62,7 @@ def prepare_torch(case: Case, inputs: Inputs, threads: int) -> Callable:
 
 
 def prepare_compiled(case: Case, inputs: Inputs, threads: int) -> Callable:
-    """The same through ``torch.compile``, which makes one loop of sum, tanh and product."""
+    """Prepare the same with ``torch.compile``, which fuses sum, tanh and product into one loop."""
     import torch
 
     if shutil.which(os.environ.get("CXX", "g++")) is None:
@@ -81,7 +81,7 @@ def prepare_compiled(case: Case, inputs: Inputs, threads: int) -> Callable:
 
 
 def _torch_formula(case: Case) -> Callable:
-    """Context and weights of torch's tensors."""
+    """Return a function from torch's tensors to context and weights."""
     import torch
 
     def formula(query, keys, values, matrix, vector):
@@ -92,7 +92,7 @@ def _torch_formula(case: Case) -> Callable:
 
 
 def prepare_onnxruntime(case: Case, inputs: Inputs, threads: int) -> Callable:
-    """A graph of the formula's operators (opset 23)."""
+    """Prepare a graph of the formula's operators (opset 23)."""
     from onnx import helper, numpy_helper
 
     declare, kind = helper.make_tensor_value_info, helper.np_dtype_to_tensor_dtype
@@ -132,7 +132,7 @@ def prepare_onnxruntime(case: Case, inputs: Inputs, threads: int) -> Callable:
 
 
 def onnxruntime_session(graph, threads: int):
-    """A session of a graph of opset 23 on the CPU."""
+    """Make a session of a graph of opset 23 on the CPU."""
     import onnxruntime
     from onnx import helper
 
@@ -140,14 +140,14 @@ def onnxruntime_session(graph, threads: int):
     model = helper.make_model(graph, opset_imports=[opset], ir_version=10)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
-    options.log_severity_level = 3  # errors only
+    options.log_severity_level = 3  # report errors only
     return onnxruntime.InferenceSession(
         model.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
 
 
 def prepare_openvino(case: Case, inputs: Inputs, threads: int) -> Callable:
-    """A model of the formula's operations, held to float32 arithmetic."""
+    """Prepare a model of the formula's operations, in float32 arithmetic."""
     import openvino
     from openvino import opset13 as op
 
@@ -180,7 +180,7 @@ def prepare_openvino(case: Case, inputs: Inputs, threads: int) -> Callable:
 
 
 def openvino_request(results, parameters, threads: int):
-    """A request of a model on the CPU, in float32."""
+    """Make a request of a model on the CPU, in float32."""
     import openvino
 
     settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32"}
@@ -189,19 +189,19 @@ def openvino_request(results, parameters, threads: int):
 
 
 def arrays_of(inputs: Inputs) -> tuple[np.ndarray | None, ...]:
-    """Query, keys, values, matrix and vector."""
+    """Return query, keys, values, matrix and vector."""
     return inputs.query, inputs.key, inputs.value, inputs.matrix, inputs.vector
 
 
 def matrices(case: Case, matrix: Any) -> list:
-    """What query and keys are multiplied with from the right: nothing, one matrix or two."""
+    """Return the right factors of query and keys: none, one matrix or two."""
     if case.score == "concat":
         return [matrix[:, : case.d].T, matrix[:, case.d :].T]
     return [] if matrix is None else [matrix]
 
 
 def scores(case: Case, tanh: Callable, query: Any, keys: Any, matrix: Any, vector: Any) -> Any:
-    """The formula of every score up to the softmax, on arrays of NumPy or torch alike."""
+    """Compute the scores before the softmax, for arrays of NumPy or torch."""
     parts = matrices(case, matrix)
     if parts:
         query = query @ parts[0]

@@ -1,8 +1,8 @@
 """The backward pass in the libraries that have one, and in NumPy.
 
-The functions are contenders as contenders.py describes them, for cases with `backward`: their calls
-return the gradients of query, key and value. The forward pass has run by then, and has kept what it
-likes for them.
+The functions are contenders as described in contenders.py, for cases with `backward`: their calls
+return the gradients of query, key and value. The forward pass runs during preparation, and may keep
+what the backward pass needs.
 """
 
 import math
@@ -16,7 +16,7 @@ from .cases import Case, Inputs, dense_mask
 
 
 def prepare_attn_engine(case: Case, inputs: Inputs, threads: int) -> Callable:
-    """This package."""
+    """Prepare a call of attn_engine."""
     options = {"is_causal": case.is_causal, "num_threads": threads}
     forward = scaled_dot_product_attention(*inputs[:3], return_lse=True, **options)
     arguments = inputs.grad_output, *inputs[:3], forward.output, forward.lse
@@ -24,7 +24,7 @@ def prepare_attn_engine(case: Case, inputs: Inputs, threads: int) -> Callable:
 
 
 def prepare_torch(case: Case, inputs: Inputs, threads: int) -> Callable:
-    """What autograd does for torch's fused call."""
+    """Prepare the backward pass of torch's fused call, by autograd."""
     import torch
 
     torch.set_num_threads(threads)
@@ -36,7 +36,7 @@ def prepare_torch(case: Case, inputs: Inputs, threads: int) -> Callable:
 
 
 def prepare_numpy(case: Case, inputs: Inputs, threads: int) -> Callable:
-    """The formula with the forward's weights; its BLAS takes its threads from the environment."""
+    """Prepare the formula with the forward's weights; the environment sets the BLAS threads."""
     query, key, value = inputs[:3]
     grad, scale = inputs.grad_output, query.dtype.type(1 / math.sqrt(case.d))
     weights = query @ key.swapaxes(-1, -2) * scale

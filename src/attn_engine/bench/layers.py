@@ -1,7 +1,8 @@
 """A multi-head layer in self-attention, in the libraries that have one, and in NumPy.
 
-The functions are contenders as contenders.py describes them, for cases with `layer`: their calls
-return the output (batch, n, n_heads * d), and the weights averaged over heads where asked for.
+The functions are contenders as described in contenders.py, for cases with `layer`: their calls
+return the output (batch, n, n_heads * d), and the weights averaged over heads if the case asks for
+them.
 """
 
 import math
@@ -14,7 +15,7 @@ from .cases import Case, Inputs
 
 
 def prepare_attn_engine(case: Case, inputs: Inputs, threads: int) -> Callable:
-    """This package; the threads of NumPy's BLAS come from the environment."""
+    """Prepare a call of attn_engine; environment variables set the threads of NumPy's BLAS."""
     x = inputs.query
     layer = MultiheadAttention(x.shape[-1], case.n_heads, batch_first=True, dtype=x.dtype)
     layer.load_state_dict(inputs.parameters)
@@ -24,7 +25,7 @@ def prepare_attn_engine(case: Case, inputs: Inputs, threads: int) -> Callable:
 
 
 def prepare_torch(case: Case, inputs: Inputs, threads: int) -> Callable:
-    """torch's module in evaluation and inference mode."""
+    """Prepare torch's module in evaluation and inference mode."""
     import torch
 
     torch.set_num_threads(threads)
@@ -43,7 +44,7 @@ def prepare_torch(case: Case, inputs: Inputs, threads: int) -> Callable:
 
 
 def prepare_numpy(case: Case, inputs: Inputs, threads: int) -> Callable:
-    """The formula, in place; its BLAS takes its threads from the environment."""
+    """Prepare the formula, in place; environment variables set the threads of its BLAS."""
     x, p = inputs.query, inputs.parameters
     scale = x.dtype.type(1 / math.sqrt(case.d))
 

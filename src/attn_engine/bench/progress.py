@@ -1,4 +1,4 @@
-"""A progress bar on stderr with the time that is left; rich draws it where it is installed."""
+"""A progress bar on stderr with the remaining time; it uses rich if that is installed."""
 
 import sys
 import time
@@ -8,9 +8,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def progress_bar(total: int) -> Iterator[Callable[..., None]]:
-    """A bar of that many steps; nothing where stderr is not a terminal.
+    """Show a bar of that many steps, or nothing if stderr is not a terminal.
 
-    Yields what to call with a few words, and `advance=0` where they begin no new step.
+    Yields a function to call with a short text, and with `advance=0` if no new step begins.
     """
     if not sys.stderr.isatty():
         yield lambda text, advance=1: None
@@ -24,7 +24,7 @@ def progress_bar(total: int) -> Iterator[Callable[..., None]]:
         finally:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
         return
-    # Results go to stdout as they are: they may be redirected to a file.
+    # Results go to stdout without decoration, because they may be redirected to a file.
     console = Console(stderr=True)
     with Progress(console=console, transient=True, redirect_stdout=False) as progress:
         task = progress.add_task("", total=total)
@@ -32,7 +32,7 @@ def progress_bar(total: int) -> Iterator[Callable[..., None]]:
 
 
 class PlainBar:
-    """A progress bar of characters, one line drawn over and over."""
+    """A progress bar of plain characters that redraws one line."""
 
     def __init__(self, total: int):
         self.total, self.step, self.started = total, 0, time.monotonic()
@@ -44,7 +44,7 @@ class PlainBar:
         print(f"\r[{bar}] {text:40} {self._left()}\x1b[K", end="", file=sys.stderr, flush=True)
 
     def _left(self) -> str:
-        """Minutes and seconds, if all steps take as long as those so far."""
+        """Return the remaining minutes and seconds, if steps go on as fast as so far."""
         if not self.step:
             return ""
         passed = time.monotonic() - self.started

@@ -1,9 +1,9 @@
-"""``attn-engine bench``: every case of some suites, into a file that is whole after every case.
+"""``attn-engine bench``: run all cases of some suites, and save the results after every case.
 
-The file is one JSON object: `kind`, `settings`, `command`, `finished`; `runs`, one for each number
-of threads, the largest first, each what `compare.report` makes and what the machine can do
-(`product`, `reads`) and the A/A comparisons (`noise`); and `memory`. The same command goes on where
-an interrupted one stopped.
+The file is one JSON object. `runs` has one entry for each number of threads, the largest first:
+what `compare.report` returns, the machine's limits (`product`, `reads`), and attn_engine timed
+against itself (`noise`). The others are `kind`, `settings`, `command`, `finished` and `memory`. The
+same command continues an interrupted run.
 """
 
 import json
@@ -22,23 +22,23 @@ from .suites import NOISE, SUITES
 FILE = "results.json"
 KIND = "attn_engine bench"
 SECONDS, QUICK_SECONDS = 0.6, 0.12
-READS = (2**23, 2**28)  # bytes: what fits in a shared cache, and what does not
-# glibc then gives back at once what is freed, so that nothing is used again without being counted.
+READS = (2**23, 2**28)  # bytes: one buffer that fits a shared cache, one that does not
+# Makes glibc return freed memory at once, so that reused memory is counted again.
 NOTHING_KEPT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
 WARM_UP = Case("warm_up", 1, 1, 1, 16, 16, 16)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What was asked for; a file goes on only with equal ones."""
+    """What the user asked for; a file is continued only with equal settings."""
 
     suites: tuple[str, ...]
     threads: int
-    contenders: tuple[str, ...]  # beside attn_engine; none: all that are installed
+    contenders: tuple[str, ...]  # besides attn_engine; empty: all that are installed
     quick: bool
 
     def __post_init__(self):
-        """BadInput for names that are not known."""
+        """Raise BadInput for unknown names."""
         for name in self.suites:
             if name not in SUITES:
                 raise BadInput(f"unknown suite {name!r}, expected one of {', '.join(SUITES)}")
@@ -46,42 +46,42 @@ class Settings:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Contenders, attn_engine first."""
+        """Names of the contenders, attn_engine first."""
         return tuple(dict.fromkeys((ENGINE, *(self.contenders or CONTENDERS))))
 
     @property
     def seconds(self) -> float:
-        """For each contender and case."""
+        """Seconds for each contender and case."""
         return QUICK_SECONDS if self.quick else SECONDS
 
     @property
     def counts(self) -> list[int]:
-        """Numbers of threads, the largest first: that of all suites, then those of "threads"."""
+        """Numbers of threads, the largest first; the suite "threads" adds the smaller ones."""
         below = [1 << i for i in range(self.threads.bit_length()) if 1 << i < self.threads]
         return [self.threads, *(reversed(below) if "threads" in self.suites else ())]
 
     def cases(self, threads: int) -> list[tuple[str, Case]]:
-        """Suite and case, of those that are timed with that many threads."""
+        """Return suite and case of everything that is timed with that many threads."""
         suites = self.suites if threads == self.threads else ("threads",)
         return [(s, case) for s in suites if s != "memory" for case in SUITES[s](self.quick)]
 
     def as_dict(self) -> dict:
-        """As JSON gives it back."""
+        """Return the settings as JSON gives them back."""
         return json.loads(json.dumps(asdict(self)))
 
 
 class Session:
-    """A run and its file.
+    """A run and its result file.
 
     Parameters
     ----------
     settings : Settings
     folder : Path
-        Where the file is, or shall be.
+        The folder of the result file, existing or new.
     command : str
-        What to type for the same.
+        The command line that repeats the run.
     force : bool
-        Begin anew where the file of a run lies, instead of going on with it or refusing.
+        Start again if the folder has the file of a run, instead of continuing or refusing.
     """
 
     def __init__(self, settings: Settings, folder: Path, command: str, *, force: bool = False):
@@ -96,7 +96,7 @@ class Session:
         }
 
     def _found(self) -> dict:
-        """The unfinished result in the file; that of this session if there is nothing in it."""
+        """Return the unfinished result in the file, or this session's if the file has none."""
         found = read_json(self.path)
         way_out = "take another --output or remove the file"
         if not isinstance(found, dict) or found.get("kind") != KIND:
@@ -121,15 +121,15 @@ class Session:
         return found
 
     def run(self, on_comparison: Callable[[int, Comparison], None]) -> dict:
-        """Do all that is not done yet.
+        """Do everything that is not done yet.
 
         `on_comparison` is called with the number of threads and each new comparison.
 
         Raises
         ------
         BadInput
-            The folder cannot be written, is in use, or holds the file of a finished or another run.
-            A contender that was named is missing, or another version than before.
+            The folder is not writable, is in use, or has the file of a finished or different run.
+            A named contender is missing, or has another version than before.
         """
         with held(make_folder(self.path.parent)):
             if self.path.exists():
@@ -139,7 +139,7 @@ class Session:
         return self.result
 
     def _go_on(self, on_comparison: Callable[[int, Comparison], None]) -> None:
-        """`run`, with the folder held and the file there."""
+        """Continue `run` once the folder is locked and the file exists."""
         counts = self.settings.counts
         total = sum(len(self._to_do(n)) for n in counts) + len(counts) + len(self.settings.names)
         with progress_bar(total) as step:
@@ -151,21 +151,21 @@ class Session:
         self._save()
 
     def _save(self) -> None:
-        """The file, as far as it goes."""
+        """Write the results so far to the file."""
         write_whole(self.path, json.dumps(self.result, indent=1, allow_nan=False) + "\n")
 
     def _run_of(self, threads: int) -> dict | None:
-        """The part of the result with that many threads."""
+        """Return the part of the result with that many threads."""
         return next((run for run in self.result["runs"] if run["threads"] == threads), None)
 
     def _to_do(self, threads: int) -> list[tuple[str, Case]]:
-        """Suites and cases that the file does not have yet."""
+        """Return suites and cases that are not in the file yet."""
         run = self._run_of(threads) or {"comparisons": []}
         done = {(c["suite"], c["case"]["name"]) for c in run["comparisons"]}
         return [(s, case) for s, case in self.settings.cases(threads) if (s, case.name) not in done]
 
     def _time(self, threads: int, step: Callable, on_comparison: Callable) -> None:
-        """The cases of one number of threads, after what the machine can do and the A/A run."""
+        """Time the cases of one number of threads, after the machine's limits and the A/A run."""
         if self._run_of(threads) is not None and not self._to_do(threads):
             return
         step(f"libraries start, threads: {threads}", 0)
@@ -175,7 +175,7 @@ class Session:
             present = [name for name in self.settings.names if name not in team.missing]
             product, reads = Limit(**run["product"]), {}
             for suite, case in self._to_do(threads):
-                limit = None if case.tanhs else product  # neither bounds what tanh does
+                limit = None if case.tanhs else product  # neither limits tanh
                 if case.is_decode and limit:
                     if case.kv_bytes not in reads:
                         reads[case.kv_bytes] = team.read_limit(case.kv_bytes)
@@ -187,7 +187,7 @@ class Session:
                 step(case.name)
 
     def _begin(self, team: Team, step: Callable) -> dict:
-        """The run of that many threads: found in the file, or with its first measurements."""
+        """Return the run of that many threads, from the file or with its first measurements."""
         for name in self.settings.contenders:
             if name in team.missing:
                 why, way_out = f"{name} is not there ({team.missing[name]})", "install it"
@@ -213,7 +213,7 @@ class Session:
         return run
 
     def _measure_memory(self, step: Callable) -> None:
-        """Peak memory of a call against length, in a fresh process for each contender."""
+        """Measure a call's peak memory against length, in a fresh process for each contender."""
         present = self.result["runs"][0]["versions"]
         done = {record["contender"] for record in self.result["memory"]}
         for name in (n for n in self.settings.names if n in present and n not in done):
@@ -226,7 +226,7 @@ class Session:
 
 
 def extra_memory(name: str, threads: int, cases: Iterable[Case]) -> list[dict]:
-    """Bytes that a call adds at its peak, for each case: `n`, `bytes` (or None) and `note`."""
+    """Return the peak memory that a call adds, for each case: `n`, `bytes` (or None), `note`."""
     process, records = Process(name, threads, NOTHING_KEPT), []
     try:
         process.hear()

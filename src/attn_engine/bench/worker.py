@@ -1,6 +1,6 @@
-"""The process of one contender: a request per line of JSON on stdin, an answer per line on stdout.
+"""The process of one contender: reads one JSON request per stdin line, answers on stdout.
 
-It says on its first line whether its library is there. `compare` starts it and does the talking.
+Its first line says whether the library is installed. `compare` starts it and sends the requests.
 """
 
 import json
@@ -17,22 +17,23 @@ from .cases import Case, Unsupported, make_inputs
 from .check import TOLERANCE, largest_error
 from .contenders import Contender, find_contender
 
-SHORTEST = 1e-4  # seconds that the clock measures well: faster calls are timed in bundles
+SHORTEST = 1e-4  # seconds that the clock measures well; faster calls are timed together
 PRODUCT_N = 2048
 
 
 class Worker:
-    """Answers requests: each method named like one takes its fields and returns the answer's."""
+    """Answers requests: a request names a method, whose arguments and result it carries."""
 
     def __init__(self, name: str, contender: Contender, threads: int):
         self.name, self.contender, self.threads = name, contender, threads
-        self.call: Callable | None = None  # only ever a call whose result was right
+        self.call: Callable | None = None  # set only after its result was found right
 
     def prepare(self, case: dict) -> dict:
-        """Set the case up and check one result: nothing can be timed before it was right.
+        """Set the case up and check one result, so that only right results are timed.
 
-        `memory` is how many bytes set-up and call added at their peak, the result included; of a
-        process that has done other cases only a lower bound, what those left is used again.
+        `memory` is the number of bytes that set-up and call added at their peak, including the
+        result. If the process has run other cases it is only a lower bound, as their memory is
+        reused.
         """
         self.call = None
         problem = Case(**case)
@@ -55,13 +56,13 @@ class Worker:
         return {"status": "right", "error": error, "once": once, "memory": extra}
 
     def measure(self, seconds: float) -> dict:
-        """Median seconds of one call of the prepared case."""
+        """Return the median seconds of one call of the prepared case."""
         if self.call is None:
             raise RuntimeError("nothing right is prepared")
         return {"seconds": median_seconds(self.call, seconds)}
 
     def product(self) -> dict:
-        """Flop/s of a float32 matrix product in this library."""
+        """Return the flop/s of a float32 matrix product in this library."""
         shape = (PRODUCT_N, PRODUCT_N)
         a, b = (np.random.default_rng(i).standard_normal(shape, np.float32) for i in (0, 1))
         if self.name == "torch":
@@ -72,7 +73,7 @@ class Worker:
         return {"rate": 2 * PRODUCT_N**3 / best_seconds(lambda: a @ b, 10)}
 
     def read(self, nbytes: int) -> dict:
-        """Bytes/s of summing one buffer over and over: it stays in the cache that holds it."""
+        """Return the bytes/s of summing one buffer many times, out of the cache that holds it."""
         buffer = np.ones(nbytes // 4, np.float32)
         if self.name == "torch":
             import torch
@@ -83,7 +84,7 @@ class Worker:
 
 
 def peak_memory(*, reset: bool = False) -> int | None:
-    """Most bytes in memory since the last reset; None where the system (not Linux) is silent."""
+    """Return the most bytes in memory since the last reset; None if the system is not Linux."""
     try:
         if reset:
             Path("/proc/self/clear_refs").write_text("5")
@@ -94,8 +95,8 @@ def peak_memory(*, reset: bool = False) -> int | None:
 
 
 def median_seconds(call: Callable, seconds: float) -> float:
-    """Median seconds of one call over that long; a call that takes longer is timed once."""
-    call()  # caches and thread pools are awake again after the others' turns
+    """Return the median seconds of one call over that long; a longer call is timed once."""
+    call()  # caches and thread pools recover from the others' turns
     once = _seconds(call, 1)
     if once > seconds:
         return once
@@ -108,13 +109,13 @@ def median_seconds(call: Callable, seconds: float) -> float:
 
 
 def best_seconds(call: Callable, times: int) -> float:
-    """Shortest of some calls, after one that is not counted."""
+    """Return the shortest of some calls, after one that is not counted."""
     call()
     return min(_seconds(call, 1) for _ in range(times))
 
 
 def _seconds(call: Callable, times: int) -> float:
-    """Mean seconds of that many calls in a row."""
+    """Return the mean seconds of that many calls in a row."""
     started = time.perf_counter()
     for _ in range(times):
         call()
@@ -122,25 +123,25 @@ def _seconds(call: Callable, times: int) -> float:
 
 
 def serve(worker: Worker, requests, answers) -> None:
-    """Answer until requests end."""
+    """Answer requests until they end."""
     for line in requests:
         request = json.loads(line)
         try:
             answer = getattr(worker, request.pop("do"))(**request)
-        except Exception as error:  # noqa: BLE001 whatever a library raises is its answer
+        except Exception as error:  # noqa: BLE001 any error of a library is its answer
             message = str(error).strip().split("\n")[0][:120]
             answer = {"status": "failed", "note": f"{type(error).__name__}: {message}"}
         print(json.dumps(answer), file=answers, flush=True)
 
 
 def main() -> None:
-    """``python -m attn_engine.bench.worker NAME THREADS``."""
+    """Run ``python -m attn_engine.bench.worker NAME THREADS``."""
     name, threads = sys.argv[1], int(sys.argv[2])
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a library prints must not get between the answers
+    os.dup2(2, 1)  # keep a library's prints out of the answers
     try:
         contender, version = find_contender(name)
-    except Exception as error:  # noqa: BLE001 a module of the user's may raise whatever it likes
+    except Exception as error:  # noqa: BLE001 a user's module may raise anything
         kind = "" if isinstance(error, ImportError) else f"{type(error).__name__}: "
         print(json.dumps({"missing": f"{kind}{error}"}), file=answers, flush=True)
         return

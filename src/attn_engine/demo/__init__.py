@@ -1,5 +1,5 @@
-"""``attn-engine demo``; nothing of the library imports this package.
+"""``attn-engine demo``; the library itself never imports this package.
 
-``sentence`` works attention out on five tokens, ``sweep`` times it, ``dates`` translates dates with
-a small recurrent network whose encoder and decoder are the cells of ``gru``.
+``sentence`` computes attention for five tokens step by step, ``sweep`` times it, and ``dates``
+translates dates with a small recurrent network of which ``gru`` computes the layers.
 """

@@ -1,13 +1,13 @@
-"""``attn-engine demo DATE ...``: dates as people write them in English, to ISO dates.
+"""``attn-engine demo DATE ...``: translate dates as people write them in English to ISO dates.
 
-A recurrent network with the attention of Bahdanau, Cho and Bengio (2014), which reads and writes
-characters. A GRU reads the text forwards and another one backwards, which makes a state of each
-character. A decoder writes YYYY-MM-DD, one character per step: additive attention compares its
-state before the step with all of the text, and what it finds goes into the step together with the
-character written last. ``examples/dates/`` has the forms of dates that it knows and the training.
+The network has the attention of Bahdanau, Cho and Bengio (2014) and works on characters. One GRU
+reads the text forwards and another backwards, which gives a state for each character. A decoder
+writes YYYY-MM-DD, one character per step: additive attention compares its state before the step
+with all states of the text, and the context enters the step together with the last character
+written. ``examples/dates/`` has the known forms of dates and the training.
 
-The network writes down the numbers that it has read, 31 February too; `read` then looks into a
-calendar.
+The network copies the numbers that it reads, even for 31 February; `read` then checks them against
+the calendar.
 """
 
 import datetime
@@ -23,13 +23,13 @@ from ..recurrent.prepared_keys import ProjectedKeys
 from ..viz import to_text
 from .gru import gru
 
-ALPHABET = " ',-./0123456789abcdefghijlmnoprstuvwxy"  # what it reads; 0 is padding
-SYMBOLS = "0123456789-"  # what it writes; before the first one it has written START
+ALPHABET = " ',-./0123456789abcdefghijlmnoprstuvwxy"  # characters of the input; 0 is padding
+SYMBOLS = "0123456789-"  # characters of the output; the first step gets START instead
 START = len(SYMBOLS)
 LENGTH = len("YYYY-MM-DD")
-NO_DATE = "-" * LENGTH  # what it writes if it finds none
+NO_DATE = "-" * LENGTH  # the output for a text without a date
 EXAMPLES = ("the 3rd of May, 1998", "5/3/98")
-SURE = 0.9  # the least probability of an answer that is not called unsure
+SURE = 0.9  # answers with a lower probability are called unsure
 LONGEST = 50  # characters of a text: "Wednesday, the twenty-seventh of September, 1998" has 48
 
 
@@ -38,12 +38,12 @@ class NotADate(ValueError):
 
 
 class Reading(NamedTuple):
-    """What the network makes of a text."""
+    """The network's answer for a text."""
 
-    text: str  # in small letters, with single spaces: what it has read
+    text: str  # the text as read: lower case, single spaces
     iso: str
-    probability: float  # of all characters of the answer together
-    weights: np.ndarray  # (LENGTH, characters of the text): where each step has looked
+    probability: float  # of the whole answer: the product over its characters
+    weights: np.ndarray  # (LENGTH, characters of the text), a row for each step
 
 
 def read(texts: Sequence[str]) -> list[Reading]:
@@ -52,7 +52,7 @@ def read(texts: Sequence[str]) -> list[Reading]:
     Parameters
     ----------
     texts : sequence of str, at least one
-        Case does not matter, nor how many spaces there are.
+        Upper and lower case, and the number of spaces, do not matter.
 
     Returns
     -------
@@ -61,8 +61,8 @@ def read(texts: Sequence[str]) -> list[Reading]:
     Raises
     ------
     NotADate
-        A text is empty, too long, has characters that the network does not know, is no date in the
-        network's eyes, or a day that is in no calendar.
+        A text is empty, too long, has characters that the network does not know, is not a date
+        according to the network, or names a day that does not exist.
     """
     readings = Network(load()).read([normalised(text) for text in texts])
     for reading in readings:
@@ -71,14 +71,14 @@ def read(texts: Sequence[str]) -> list[Reading]:
 
 
 def load() -> dict[str, np.ndarray]:
-    """The weights by name, float32; stored as float16."""
+    """Load the weights by name, as float32; the file has float16."""
     file = (files(__package__) / "dates.npz").open("rb")
     with file, np.load(file, allow_pickle=False) as arrays:
         return {name: arrays[name].astype(np.float32) for name in arrays.files}
 
 
 def normalised(text: str) -> str:
-    """A text as the network reads it, or NotADate."""
+    """Return a text in the form that the network reads; raise NotADate if it cannot be read."""
     normal = " ".join(text.lower().split())
     if not normal:
         raise NotADate(f"{text!r} is empty; give a date, such as '3 May 98'")
@@ -93,7 +93,7 @@ def normalised(text: str) -> str:
 
 
 def tokens(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Normal texts as indices (n, T), filled up with 0, and their lengths (n,)."""
+    """Return normalised texts as indices (n, T), padded with 0, and their lengths (n,)."""
     lengths = np.array([len(text) for text in texts])
     indices = np.zeros((len(texts), lengths.max()), int)
     for row, text in zip(indices, texts, strict=True):
@@ -118,7 +118,7 @@ class Network:
         self.weights = weights
 
     def read(self, texts: Sequence[str]) -> list[Reading]:
-        """Greedy answers to normal texts, all at once."""
+        """Read normalised texts, all at once, with the most probable character at each step."""
         indices, lengths = tokens(texts)
         states, h = self.encode(indices, lengths)
         keys = project_keys(states, self.weights["U_a"])
@@ -137,7 +137,7 @@ class Network:
         return list(map(Reading, texts, answers, np.exp(log_p).tolist(), weights))
 
     def encode(self, indices: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """States of the characters (n, T, 2 d_h), and the first state of the decoder (n, d_s)."""
+        """Return states of the characters (n, T, 2 d_h), and the decoder's first state (n, d_s)."""
         x = self.weights["read_embedding"][indices]
         forward, _ = self._gru("forward", x, lengths=lengths)
         backward, last = self._gru("backward", x, lengths=lengths, reverse=True)
@@ -147,7 +147,7 @@ class Network:
     def step(
         self, written: np.ndarray, h: np.ndarray, keys: ProjectedKeys, lengths: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """One step of the decoder: logits of the next symbol, its state, where it has looked."""
+        """Run one decoder step; return logits of the next symbol, the new state, the weights."""
         W_a, v_a = self.weights["W_a"], self.weights["v_a"]
         context, seen = additive_attention(h, keys, W_a, None, v_a, key_lengths=lengths)
         x = np.concatenate([self.weights["written_embedding"][written], context], -1)
@@ -156,13 +156,13 @@ class Network:
         return out @ self.weights["out_W"].T + self.weights["out_b"], h, seen
 
     def _gru(self, name: str, x: np.ndarray, **options) -> tuple[np.ndarray, np.ndarray]:
-        """The recurrent layer of that name."""
+        """Run the recurrent layer of that name."""
         W, R, B = (self.weights[f"{name}_{part}"] for part in "WRB")
         return gru(x, W, R, B, linear_before_reset=True, **options)
 
 
 def check(reading: Reading) -> None:
-    """NotADate if the answer is not a day of the calendar."""
+    """Raise NotADate if the answer is not a day of the calendar."""
     if not re.fullmatch(r"\d{4}-\d{2}-\d{2}", reading.iso):
         raise NotADate(f"{reading.text!r} is no date, or in a form that the network does not know")
     try:
@@ -172,11 +172,11 @@ def check(reading: Reading) -> None:
 
 
 def print_readings(readings: Sequence[Reading]) -> None:
-    """Answers with their alignments."""
+    """Print answers with their alignments."""
     print("Dates, translated by a small recurrent network with additive attention.")
     print("A row shows where in the text it looked for one character of the answer.\n")
     for reading in readings:
         unsure = ": unsure" if reading.probability < SURE else ""
         print(f"{reading.text} -> {reading.iso} (probability {reading.probability:.2f}{unsure})")
-        characters = reading.text.replace(" ", "_")  # a space that any terminal can show
+        characters = reading.text.replace(" ", "_")  # every terminal can show it
         print(to_text(reading.weights, list(reading.iso), list(characters)) + "\n")

@@ -1,16 +1,16 @@
 """The forward pass of a gated recurrent unit over whole sequences, in NumPy.
 
-A state h (n) moves on with each input x: the gates z (how much of h stays) and r (how much of h the
-proposal sees), and the proposal g for the rest,
+Each input x updates the state h (n) through the gates z (how much of h stays) and r (how much of h
+enters the proposal), and the proposal g for the rest,
 
     z = sigmoid(W_z x + R_z h + b_z)    r = sigmoid(W_r x + R_r h + b_r)
     g = tanh(W_h x + R_h (r * h) + b_h)                     or, with linear_before_reset,
     g = tanh(W_h x + bw_h + r * (R_h h + br_h))
     h' = (1 - z) * g + z * h
 
-Cho et al., "Learning Phrase Representations using RNN Encoder-Decoder", 2014, section 2.3; weights
-lie as in ONNX's operator GRU: the gates z, r, h one below the other, all biases of W before those
-of R. What the inputs contribute is one product for the whole sequence.
+Cho et al., "Learning Phrase Representations using RNN Encoder-Decoder", 2014, section 2.3. Weights
+are laid out as in ONNX's operator GRU: the gates z, r, h one below the other, all biases of W
+before those of R. The products with the inputs are one product for the whole sequence.
 """
 
 import numpy as np
@@ -32,7 +32,7 @@ def gru(
     Parameters
     ----------
     x : ndarray, shape (batch, T, d_in)
-        Floats of one dtype, as all other arrays.
+        Floats of one dtype, which all other arrays have too.
     W : ndarray, shape (3 d_h, d_in)
     R : ndarray, shape (3 d_h, d_h)
     B : ndarray, shape (6 d_h,), optional
@@ -40,11 +40,11 @@ def gru(
     initial_h : ndarray, shape (batch, d_h), optional
         Zeros by default.
     lengths : ndarray of int, shape (batch,), optional
-        Inputs from there on are padding: the state stays, and its output is 0.
+        Number of inputs that are not padding; in padding the state stays and the output is 0.
     linear_before_reset : bool, optional
-        Which of the two proposals, see above.
+        Which of the two proposals above to use.
     reverse : bool, optional
-        From the last input (before the padding) to the first; the output at t still belongs to
+        Go from the last input (before the padding) to the first; the output at t still belongs to
         the input at t.
 
     Returns
@@ -71,7 +71,7 @@ def gru(
 def _step(
     h: np.ndarray, from_input: np.ndarray, R: np.ndarray, bias: np.ndarray, linear: bool
 ) -> np.ndarray:
-    """The next state (batch, n); `from_input` (batch, 3 n) is the input's part of the gates."""
+    """Return the next state (batch, n); `from_input` (batch, 3 n) comes from the input."""
     n = h.shape[1]
     gates = sigmoid(from_input[:, : 2 * n] + h @ R[: 2 * n].T + bias[: 2 * n])
     z, r = gates[:, :n], gates[:, n:]
@@ -81,5 +81,5 @@ def _step(
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:
-    """1 / (1 + exp(-x)), in a form that cannot overflow."""
+    """Compute 1 / (1 + exp(-x)) in a form that cannot overflow."""
     return 0.5 + 0.5 * np.tanh(0.5 * x)

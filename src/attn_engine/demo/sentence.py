@@ -1,7 +1,7 @@
-"""``attn-engine demo``, first part: attention on one sentence, every step as a table.
+"""``attn-engine demo``, first part: attention on one sentence, with a table for every step.
 
-The numbers are small enough to follow by hand: five tokens, d = 4, one head. The second part, how
-fast it is, is `sweep`.
+The numbers are small enough to check by hand: five tokens, d = 4, one head. The second part, the
+timing, is in `sweep`.
 """
 
 import math
@@ -12,12 +12,12 @@ from .. import self_attention
 from ..viz import to_text
 
 TOKENS = ("The", "student", "studies", "deep learning", "carefully")
-QUERY = TOKENS.index("studies")  # the token whose attention is followed in detail
-X = np.vstack([np.zeros(4), np.eye(4)])  # "The" says nothing, each other token has its own axis
+QUERY = TOKENS.index("studies")  # the token whose attention is shown in detail
+X = np.vstack([np.zeros(4), np.eye(4)])  # "The" is 0, and every other token has its own axis
 W_Q = np.array(
     [
         [1.0, 0.0, 0.0, 0.0],
-        [4.605, 1.833, 6.628, 4.394],  # what "studies" asks for: most of all, its object
+        [4.605, 1.833, 6.628, 4.394],  # what "studies" looks for, most of all its object
         [0.0, 0.0, 1.0, 0.0],
         [0.0, 0.0, 0.0, 1.0],
     ]
@@ -25,11 +25,11 @@ W_Q = np.array(
 W_K = np.eye(4)
 W_V = np.diag([1.0, 1.0, 3.0, 2.0])
 
-LABEL = 14  # columns for a token before its row
+LABEL = 14  # columns for the token in front of its row
 
 
 def worked_sentence() -> dict:
-    """Every step of self-attention on the sentence; weights and output are the engine's.
+    """Compute every step of self-attention on the sentence; weights and output are the engine's.
 
     Returns
     -------
@@ -62,7 +62,7 @@ def worked_sentence() -> dict:
 
 
 def print_sentence(steps: dict) -> None:
-    """The steps of `worked_sentence` as tables, the ranking and the heat map."""
+    """Print the steps of `worked_sentence` as tables, the ranking and the heat map."""
     query = steps["query"]
     axes = [f"[{i}]" for i in range(X.shape[1])]
     print("The sentence: " + " | ".join(TOKENS))
@@ -83,7 +83,7 @@ def print_sentence(steps: dict) -> None:
 
 
 def print_table(title: str, rows: np.ndarray, columns=TOKENS, *, total: bool = False) -> None:
-    """Numbers with a token before each row and a head over each column."""
+    """Print numbers with a token in front of each row and a heading above each column."""
     widths = column_widths(columns)
     heads = "".join(f"{head:>{width}}" for head, width in zip(columns, widths, strict=True))
     print(f"{title}\n{'':{LABEL}}{heads}" + ("   row sum" if total else ""))
@@ -94,5 +94,5 @@ def print_table(title: str, rows: np.ndarray, columns=TOKENS, *, total: bool = F
 
 
 def column_widths(columns) -> list[int]:
-    """Room for each head, or for a number."""
+    """Return the width of each column, which fits its heading and its numbers."""
     return [max(len(head), 6) + 2 for head in columns]

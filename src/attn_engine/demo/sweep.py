@@ -1,6 +1,6 @@
-"""``attn-engine demo``, second part: how long attention takes from 128 to 4096 tokens.
+"""``attn-engine demo``, second part: the time of attention from 128 to 4096 tokens.
 
-The referee and the contenders are those of `attn_engine.bench`; what is here keeps the whole sweep
+The comparison and the contenders are those of `attn_engine.bench`; this module keeps the sweep
 within its time and prints the table.
 """
 
@@ -15,23 +15,23 @@ from ..bench.progress import progress_bar
 
 LENGTHS = (128, 256, 512, 1024, 2048, 4096)
 QUICK_LENGTHS = (128, 256, 512)
-BUDGET = 45.0  # seconds for the sweep, the start of the libraries not counted
-CALLS = 3  # of the slowest contenders: one checked, two timed
-LARGEST_PART = 0.25  # of the time left, for one contender and length
-BUSY = 2.0  # times as long as its best turn takes the median one only if others use the machine
+BUDGET = 45.0  # seconds for the sweep, without starting the libraries
+CALLS = 3  # for the slowest contenders: one checked, two timed
+LARGEST_PART = 0.25  # of the remaining time, for one contender and length
+BUSY = 2.0  # a median turn this many times as long as the best means that the machine is busy
 
 
 def sweep(team: Team, *, quick: bool) -> tuple[list[Comparison], list[str]]:
-    """Compare the team at every length: 8 heads, d = 64, nothing hidden.
+    """Compare the team at every length, with 8 heads, d = 64, and no mask.
 
-    A contender that would take too much of the time left is left out from there on, with a line
-    that says so.
+    A contender that would take too much of the remaining time is left out from then on, and a line
+    says so.
 
     Returns
     -------
     comparisons : list of Comparison
     lines : list of str
-        Who was left out, and why.
+        The contenders that were left out, and why.
     """
     lengths = QUICK_LENGTHS if quick else LENGTHS
     seconds = 0.12 if quick else 0.48
@@ -53,12 +53,12 @@ def sweep(team: Team, *, quick: bool) -> tuple[list[Comparison], list[str]]:
 
 
 def next_seconds(last: Comparison, n: int) -> dict[str, float]:
-    """Time to expect of each contender at length n: it grows with the square."""
+    """Predict each contender's time at length n, which grows with the square."""
     return {name: seconds * (n / last.case.n_q) ** 2 for name, seconds in last.seconds.items()}
 
 
 def print_sweep(team: Team, comparisons: list[Comparison], lines: list[str]) -> None:
-    """Times, and how many times attn_engine's each other one is."""
+    """Print the times, and the ratio of each other contender's time to attn_engine's."""
     print(f"Self-attention over n tokens, 8 heads, d = 64, float32, {team.threads} threads:")
     print("in milliseconds, and in brackets how many times as fast attn_engine is.")
     print("Every result was checked against float64 before it was timed.\n")
@@ -81,7 +81,7 @@ def print_sweep(team: Team, comparisons: list[Comparison], lines: list[str]) -> 
 
 
 def disturbed(comparisons: list[Comparison]) -> list[str]:
-    """Contenders with turns far apart, or that took longer for fewer tokens."""
+    """Return contenders whose turns differ widely, or that took longer for fewer tokens."""
     names = []
     last: dict[str, float] = {}
     for comparison in comparisons:
@@ -94,7 +94,7 @@ def disturbed(comparisons: list[Comparison]) -> list[str]:
 
 
 def _cell(comparison: Comparison, name: str) -> str:
-    """One time of the table."""
+    """Format one time of the table."""
     seconds = comparison.seconds.get(name)
     if seconds is None:
         return comparison.results[name].status if name in comparison.results else "left out"

@@ -1,1 +1,1 @@
-"""Other libraries' operators on top of the engine; each module is an extra of its own."""
+"""Operators of other libraries, computed by the engine; each module needs an extra of its own."""

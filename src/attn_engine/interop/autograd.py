@@ -1,8 +1,8 @@
-"""The attentions as primitives of the package autograd, which differentiates NumPy programs.
+"""The attention functions as primitives of autograd, a package that differentiates NumPy code.
 
-The functions take the arguments of their namesakes in attn_engine, but no ``out``, and are traced
-where autograd traces: gradients flow from everything they return to every array of floats. Second
-derivatives raise.
+The functions take the arguments of the attn_engine functions of the same name, except ``out``.
+Every result can be differentiated by every array of floats, but only once: second derivatives
+raise an error.
 """
 
 from typing import Any, Unpack, overload
@@ -23,7 +23,7 @@ from .differentiable import Differentiable
 
 
 def _primitive(function: Differentiable) -> Any:
-    """A primitive whose gradients all come from one call of the backward pass."""
+    """Make an autograd primitive whose gradients come from one call of the backward pass."""
     traced = primitive(function.forward)
 
     def make_vjp(argnums: tuple, outputs: tuple, arrays: tuple, options: dict[str, Any]) -> Any:
@@ -122,24 +122,24 @@ def scaled_dot_product_attention(
     return_lse: bool = False,
     **options: Any,
 ) -> Any:
-    """`attn_engine.scaled_dot_product_attention`, traced.
+    """Call `attn_engine.scaled_dot_product_attention`, differentiable by autograd.
 
     Parameters
     ----------
     query, key, value, attn_mask, sinks, alibi_slopes : array_like
-        Each may be traced; a boolean mask has no gradient.
+        Each may be an autograd box; a boolean mask has no gradient.
     dropout_p, is_causal, scale, enable_gqa, return_weights, return_lse, **options
-        As there.
+        As in the function of attn_engine.
 
     Returns
     -------
-    ndarray, or a named tuple of it and what was asked for
-        Traced, where an input is.
+    ndarray, or a named tuple of it and the other requested results
+        Boxes of autograd if an input is one.
 
     Raises
     ------
     ValueError, TypeError, MemoryError
-        As there.
+        As in the function of attn_engine.
     """
     output, *weights, lse = _attention(
         query, key, value, attn_mask, sinks, alibi_slopes,
@@ -179,24 +179,24 @@ def scaled_dot_product_attention_varlen(
     return_lse: bool = False,
     **options: Any,
 ) -> Any:
-    """`attn_engine.scaled_dot_product_attention_varlen`, traced.
+    """Call `attn_engine.scaled_dot_product_attention_varlen`, differentiable by autograd.
 
     Parameters
     ----------
     query, key, value, sinks, alibi_slopes : array_like
-        Each may be traced.
+        Each may be an autograd box.
     cu_seqlens_q, cu_seqlens_k, return_lse, **options
-        As there.
+        As in the function of attn_engine.
 
     Returns
     -------
     ndarray, or LseResult(output, lse)
-        Traced, where an input is.
+        Boxes of autograd if an input is one.
 
     Raises
     ------
     ValueError, TypeError, MemoryError
-        As there.
+        As in the function of attn_engine.
     """
     options |= {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
     arrays = query, key, value, sinks, alibi_slopes
@@ -217,24 +217,24 @@ def additive_attention(
     location: Any = None,
     **options: Any,
 ) -> ContextResult:
-    """`attn_engine.additive_attention`, traced.
+    """Call `attn_engine.additive_attention`, differentiable by autograd.
 
     Parameters
     ----------
     query, keys, W_a, U_a, v_a, values, bias, v_scale, location : array_like
-        Each may be traced.
+        Each may be an autograd box.
     **options
-        mask, key_lengths, num_heads and num_threads, as there. A floating mask has no gradient.
+        mask, key_lengths, num_heads, num_threads as in attn_engine; float masks have no gradient.
 
     Returns
     -------
     context, weights : ndarray
-        Traced, where an input is.
+        Boxes of autograd if an input is one.
 
     Raises
     ------
     ValueError, TypeError, MemoryError
-        As there.
+        As in the function of attn_engine.
 
     Examples
     --------
@@ -254,17 +254,17 @@ def additive_attention(
 def concat_attention(
     query: Any, keys: Any, W_c: Any, v: Any, values: Any = None, **options: Any
 ) -> ContextResult:
-    """`attn_engine.concat_attention`, traced; see `additive_attention`."""
+    """Call `attn_engine.concat_attention`, differentiable; see `additive_attention`."""
     return ContextResult(*_concat(query, keys, W_c, v, values, **options))
 
 
 def general_attention(
     query: Any, keys: Any, W: Any, values: Any = None, **options: Any
 ) -> ContextResult:
-    """`attn_engine.general_attention`, traced; see `additive_attention`."""
+    """Call `attn_engine.general_attention`, differentiable; see `additive_attention`."""
     return ContextResult(*_general(query, keys, W, values, **options))
 
 
 def dot_attention(query: Any, keys: Any, values: Any = None, **options: Any) -> ContextResult:
-    """`attn_engine.dot_attention`, traced; see `additive_attention`."""
+    """Call `attn_engine.dot_attention`, differentiable; see `additive_attention`."""
     return ContextResult(*_dot(query, keys, values, **options))

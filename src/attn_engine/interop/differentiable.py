@@ -1,7 +1,7 @@
-"""The functions that have a backward pass, in the one form that libraries of gradients want.
+"""The functions that have a backward pass, in one form for all libraries of automatic gradients.
 
-Each is a forward over the arrays that may have gradients, in a fixed order with None for what is
-not given, and a backward over the same arrays and what the forward returned.
+Each has a forward over the arrays that may have gradients, in a fixed order with None for absent
+ones, and a backward over the same arrays and the results of the forward.
 """
 
 from collections.abc import Callable
@@ -15,18 +15,18 @@ from ..recurrent import backward as recurrent_backward
 from ..recurrent.backward_checks import ADDITIVE, CONCAT, DOT, GENERAL
 from ..recurrent.prepared_keys import ProjectedKeys
 
-# What is said of a second derivative.
+# Message about second derivatives.
 ONCE = (
     "the attentions can be differentiated once: their backward passes have none of their own; for "
     "second derivatives write the formula in the operations of the library"
 )
-_FORWARD_ONLY = ("mask", "key_lengths")  # of what the weights already say
+_FORWARD_ONLY = ("mask", "key_lengths")  # not needed by the backward: see the weights
 
 
 class Differentiable(NamedTuple):
     """A function and its backward pass."""
 
-    names: tuple[str, ...]  # of the arrays, as the backward's result has them
+    names: tuple[str, ...]  # names of the arrays, as in the backward's result
     forward: Callable[..., tuple[Any, ...]]  # (*arrays, **options): outputs
     backward: Callable[..., Any]  # (cotangents, outputs, arrays, options, needs): gradients
 
@@ -38,15 +38,15 @@ def check_call(
     is_traced: Callable[[Any], bool],
     untraced: str,
 ) -> None:
-    """Refuses at once what would have no gradient, or one too late to be noticed.
+    """Raise TypeError for arguments whose gradient would silently be missing.
 
-    `untraced` is what to write for an array named {} without its history.
+    `untraced` is the advice for an array {} that needs no gradient.
     """
     if "out" in options:
         raise TypeError("out: there is none here, where every result is a new array; leave it out")
 
     def holds_traced(x: Any) -> bool:
-        """Whether an item of a list has a history."""
+        """Return whether an item of a list has a gradient."""
         return is_traced(x) or isinstance(x, list | tuple) and any(map(holds_traced, x))
 
     for name, x in options.items():
@@ -66,7 +66,7 @@ def check_call(
 
 
 def _attention_forward(*arrays: Any, return_weights: bool = False, **options: Any) -> tuple:
-    """Output and lse, and weights before it if they are asked for."""
+    """Return output and lse, preceded by the weights if they are requested."""
     query, key, value, *more = arrays
     options |= dict(zip(ATTENTION_NAMES[3:], more, strict=True))
     result = dot_product.scaled_dot_product_attention(
@@ -78,7 +78,7 @@ def _attention_forward(*arrays: Any, return_weights: bool = False, **options: An
 def _attention_backward(
     cotangents: tuple, outputs: tuple, arrays: tuple, options: dict[str, Any], needs: tuple
 ) -> backward.AttentionGradients:
-    """Gradients by output, weights (if they were returned) and lse."""
+    """Compute gradients from those by output, weights (if they were returned) and lse."""
     query, key, value, *more = arrays
     options = {k: v for k, v in options.items() if k != "return_weights"}
     options |= dict(zip(ATTENTION_NAMES[3:], more, strict=True))
@@ -89,14 +89,14 @@ def _attention_backward(
     )  # fmt: skip
 
 
-# Of packed sequences: there is no mask.
+# Packed sequences have no mask.
 PACKED_NAMES = tuple(name for name in ATTENTION_NAMES if name != "attn_mask")
 
 
 def _packed_forward(
     query: Any, key: Any, value: Any, sinks: Any, alibi_slopes: Any, **options: Any
 ) -> tuple:
-    """Output and lse of packed sequences; their starts are among the options."""
+    """Return output and lse of packed sequences, whose starts are among the options."""
     output, lse = varlen.scaled_dot_product_attention_varlen(
         query, key, value, sinks=sinks, alibi_slopes=alibi_slopes, return_lse=True, **options
     )
@@ -106,7 +106,7 @@ def _packed_forward(
 def _packed_backward(
     cotangents: tuple, outputs: tuple, arrays: tuple, options: dict[str, Any], needs: tuple
 ) -> backward.AttentionGradients:
-    """Gradients by output and lse of packed sequences."""
+    """Compute gradients from those by output and lse of packed sequences."""
     *tensors, sinks, slopes = arrays
     of_output, of_lse = cotangents
     return varlen.scaled_dot_product_attention_varlen_backward(
@@ -116,7 +116,7 @@ def _packed_backward(
 
 
 def _classic(names: tuple[str, ...], forward: Callable, backward: Callable) -> Differentiable:
-    """An attention of recurrent networks: the first arrays by position, others by name."""
+    """Describe an attention of recurrent networks; some arrays go by position, others by name."""
     first = names.index("values") + 1
 
     def run(*arrays: Any, **options: Any) -> tuple:

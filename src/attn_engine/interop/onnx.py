@@ -1,11 +1,11 @@
 """ONNX operators on the engine: Attention (opsets 23 to 25) and RotaryEmbedding (opset 23).
 
-`attention` and `rotary_embedding` take the operators' inputs and attributes under the names of the
-standard. `reference_ops` gives the same as classes for ``onnx.reference.ReferenceEvaluator``, and
-alone needs the onnx package.
+`attention` and `rotary_embedding` take the operators' inputs and attributes under the standard's
+names. `reference_ops` returns them as classes for ``onnx.reference.ReferenceEvaluator``, and is
+the only part that needs the onnx package.
 
-float32 and float64 run in the engine. The standard rounds float16 and bfloat16 after every operator
-of its graph, the engine once: for them and for qk_matmul_output NumPy follows the graph.
+float32 and float64 run in the engine. For float16 and bfloat16, and for qk_matmul_output, NumPy
+follows the standard's graph, because it rounds after every operator and the engine only once.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from ..inputs.attention_options import AttentionOptions
 from ..inputs.options import check_range
 from ..reference.dot_product import scores_and_visible, visible_sum
 
-# softmax_precision is a value of the standard's enumeration TensorProto.DataType.
+# softmax_precision is a number of the standard's enumeration TensorProto.DataType.
 _PRECISIONS = {1: np.float32, 10: np.float16, 11: np.float64, 16: ml_dtypes.bfloat16}
-_AFTER_SOFTMAX = 3  # the qk_matmul_output mode that shows weights; those before it show scores
+_AFTER_SOFTMAX = 3  # the qk_matmul_output mode for weights; lower modes are for scores
 
 
 class AttentionOutputs(NamedTuple):
-    """What `attention` returns: the operator's four outputs, in the standard's order."""
+    """The operator's four outputs, in the standard's order."""
 
     Y: np.ndarray
     present_key: np.ndarray
@@ -65,7 +65,7 @@ def attention(
     right_window_size: int = -1,
     return_qk_matmul_output: bool = True,
 ) -> AttentionOutputs:
-    """ONNX Attention with the semantics of opsets 23, 24 and 25.
+    """Compute ONNX Attention with the semantics of opsets 23, 24 and 25.
 
     Parameters
     ----------
@@ -74,48 +74,48 @@ def attention(
     K : array_like, shape (batch, n_kv_heads, n_new, d_qk) or (batch, n_new, n_kv_heads * d_qk)
         Same dtype and number of axes as `Q`. n_kv_heads must divide n_heads.
     V : array_like, shape (batch, n_kv_heads, n_new, d_v) or (batch, n_new, n_kv_heads * d_v)
-        As many axes as `Q`; may be of another float dtype.
+        Same number of axes as `Q`; may have another float dtype.
     attn_mask : array_like, optional
         Broadcastable to (batch, n_heads, n_q, n_kv) with n_kv = n_past + n_new. Boolean: True =
-        attend. Numbers are added to the scores. A last axis shorter than n_kv, of length 1 as
-        well, leaves the keys after it hidden.
+        attend. Numbers are added to the scores. If the last axis is shorter than n_kv, even of
+        length 1, the remaining keys are hidden.
     past_key, past_value : array_like, shape (batch, n_kv_heads, n_past, d_qk or d_v), optional
-        Keys and values that come before `K` and `V`; both or neither.
+        Keys and values that precede `K` and `V`; give both or neither.
     nonpad_kv_seqlen : array_like of int, shape (batch,), optional
-        How many keys of each batch entry are not padding, where `K` and `V` are a whole cache.
-        Not together with `past_key`.
+        Number of keys of each batch entry that are not padding, if `K` and `V` are a whole cache.
+        Cannot be combined with `past_key`.
     is_causal : int
         If 1, query i sees key j only if ``j <= i + offset``: offset is n_past, or
         ``nonpad_kv_seqlen - n_q``, or 0.
     scale : float, optional
         Factor of the scores, ``1 / sqrt(d_qk)`` by default.
     softcap : float
-        Scores become ``softcap * tanh(scores / softcap)`` before the mask is added; 0 is none.
+        Scores become ``softcap * tanh(scores / softcap)`` before the mask is added; 0 turns it off.
     q_num_heads, kv_num_heads : int, optional
-        n_heads and n_kv_heads, which three axes do not show. With four axes they may be left out.
+        n_heads and n_kv_heads, required with three axes and optional with four.
     qk_matmul_output_mode : {0, 1, 2, 3}
-        What `qk_matmul_output` shows: scores, scores after softcap, these with everything that is
-        added or hidden (-inf), or the weights.
+        Contents of `qk_matmul_output`: scores, scores after softcap, the latter with masks added
+        (hidden: -inf), or the weights.
     softmax_precision : {1, 10, 11, 16}, optional
-        Type of the softmax: float32, float16, float64, bfloat16. float32 and float64 inputs
-        never take a narrower one than their own.
+        Type of the softmax: float32, float16, float64, bfloat16. For float32 and float64 inputs
+        it is never narrower than their own type.
     left_window_size, right_window_size : int
         Query i sees key j only if ``-left <= j - i - offset <= right``; -1 is no limit.
     return_qk_matmul_output : bool
-        If False that output is None, and nothing of size n_q x n_kv is made.
+        If False, that output is None, and no array of size n_q x n_kv is made.
 
     Returns
     -------
     Y : ndarray, shape (batch, n_heads, n_q, d_v) or (batch, n_q, n_heads * d_v), in Q's dtype
-        A query that sees no key has a row of zeros. NaN in what is hidden changes nothing.
+        A query that sees no key has a row of zeros. NaN at hidden keys changes nothing.
     present_key, present_value : ndarray, shape (batch, n_kv_heads, n_kv, d_qk or d_v)
-        `K` and `V` after what is past; without a past they may be views of them.
+        `K` and `V` appended to the past; without a past they may be views of them.
     qk_matmul_output : ndarray, shape (batch, n_heads, n_q, n_kv), in Q's dtype
 
     Raises
     ------
     ValueError, TypeError
-        A shape or a value is wrong; an argument is of a wrong kind.
+        A shape or a value is wrong, or an argument has a wrong type.
 
     Examples
     --------
@@ -173,22 +173,22 @@ def rotary_embedding(
     num_heads: int | None = None,
     rotary_embedding_dim: int = 0,
 ) -> np.ndarray:
-    """ONNX RotaryEmbedding with the semantics of opset 23.
+    """Compute ONNX RotaryEmbedding with the semantics of opset 23.
 
     Parameters
     ----------
     X : array_like, shape (batch, n_heads, n, d) or (batch, n, n_heads * d)
         float16, bfloat16, float32 or float64.
     cos_cache, sin_cache : array_like, shape (positions, r / 2), or (batch, n, r / 2)
-        With and without `position_ids`; r is `rotary_embedding_dim`, or d where that is 0.
+        The first shape with `position_ids`, the second without; r is `rotary_embedding_dim` or d.
     position_ids : array_like of int, shape (batch, n), optional
-        The row of the caches for each token.
+        The row of the caches that belongs to each token.
     interleaved : int
-        Pairs are neighbours if 1, else the two halves of the rotated part.
+        1: pairs are neighbours; 0: pairs join the two halves of the rotated part.
     num_heads : int, optional
-        n_heads, which three axes do not show.
+        n_heads, required with three axes.
     rotary_embedding_dim : int
-        Only so many entries of each head are rotated; 0 is all.
+        Number of rotated entries of each head; 0 rotates all.
 
     Returns
     -------
@@ -197,7 +197,7 @@ def rotary_embedding(
     Raises
     ------
     ValueError, TypeError
-        A shape or a value is wrong; an argument is of a wrong kind.
+        A shape or a value is wrong, or an argument has a wrong type.
     """
     X = arrays.as_floats("X", X)
     Y = _rotary_embedding(
@@ -209,7 +209,7 @@ def rotary_embedding(
 
 @cache
 def reference_ops() -> list[type]:
-    """The operators as classes for onnx's evaluator, which runs them instead of its own.
+    """Return the operators as classes for onnx's evaluator, which runs them instead of its own.
 
     Returns
     -------
@@ -227,7 +227,7 @@ def reference_ops() -> list[type]:
         raise ImportError("reference_ops needs onnx: pip install 'attn_engine[onnx]'") from error
 
     class Attention(OpRun):
-        """`attention` as a node; the fourth output is made only if the node names it."""
+        """`attention` as a node; the fourth output is computed only if the node names it."""
 
         def _run(self, *inputs: np.ndarray | None, **attributes: Any) -> tuple[np.ndarray, ...]:
             shown = len(self.output) > 3 and self.output[3] != ""
@@ -244,7 +244,7 @@ def reference_ops() -> list[type]:
 
 
 class _Call(NamedTuple):
-    """Heads on an axis of their own, past and new keys together: what the engine takes."""
+    """The engine's arguments: heads on an axis of their own, past and new keys joined."""
 
     query: np.ndarray
     key: np.ndarray
@@ -256,10 +256,10 @@ class _Call(NamedTuple):
 def _fused(
     call: _Call, softmax_type: type | None, mode: int | None
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """Y, from the engine, and what `mode` shows."""
+    """Return Y, computed by the engine, and the output that `mode` selects."""
     query, key, value, mask, options = call
     dtype = query.dtype
-    # The widest type that takes part: Q's unless V or the softmax want more.
+    # The widest type of those in use: Q's, unless V or the softmax have a wider one.
     work = np.result_type(dtype, value.dtype, softmax_type or dtype)
     tensors = [x.astype(work, copy=False) for x in (query, key, value)]
     if mode == _AFTER_SOFTMAX:
@@ -269,11 +269,11 @@ def _fused(
     return Y, None if mode is None else _scores(call)[0][mode]
 
 
-@np.errstate(all="ignore")  # hidden slots may hold anything
+@np.errstate(all="ignore")  # hidden positions may hold any numbers
 def _rounded(
     call: _Call, softmax_type: type | None, mode: int | None
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """Y and what `mode` shows, rounded to Q's dtype after every step; no kernel runs."""
+    """Return Y and the output of `mode`, both by NumPy, rounded to Q's dtype at every step."""
     query, key, value, mask, options = call
     dtype = query.dtype
     value_like = value.astype(dtype, copy=False)
@@ -288,19 +288,19 @@ def _rounded(
 
 @np.errstate(all="ignore")
 def _scores(call: _Call) -> tuple[tuple[np.ndarray, np.ndarray, np.ndarray], np.ndarray]:
-    """Scores as qk_matmul_output modes 0, 1 and 2 show them, rounded likewise; what is visible."""
+    """Return scores of qk_matmul_output modes 0, 1 and 2, rounded likewise, and what is visible."""
     query, key, _, mask, options = call
     scale, softcap = options["scale"], options["softcap"]
     dtype, compute = query.dtype, arrays.compute_type(query.dtype)
     key = _for_each_query_head(key, query)
     scale = 1 / sqrt(query.shape[3] or 1) if scale is None else scale
-    root = sqrt(abs(scale))  # the graph scales both sides
+    root = sqrt(abs(scale))  # the standard's graph scales query and key
     left = query * dtype.type(copysign(root, scale))
     right = (key * dtype.type(root)).swapaxes(2, 3)
     plain = (left.astype(compute) @ right.astype(compute)).astype(dtype)
     cap = dtype.type(softcap)
     capped = np.tanh(plain / cap) * cap if softcap else plain
-    # Vectors without components have score 0, which leaves what the masks add.
+    # Vectors of length 0 have score 0, plus what the masks add.
     empty = (x[..., :0].astype(compute) for x in (query, key))
     bias, visible = scores_and_visible(*empty, mask, **options)
     biased = np.where(visible, capped + bias.astype(dtype), dtype.type(-np.inf))
@@ -308,7 +308,7 @@ def _scores(call: _Call) -> tuple[tuple[np.ndarray, np.ndarray, np.ndarray], np.
 
 
 def _softmax(scores: np.ndarray) -> np.ndarray:
-    """Softmax of the last axis in the dtype of scores; -inf throughout gives 0."""
+    """Compute the softmax of the last axis in the dtype of scores; a row of -inf gives 0."""
     number = scores.dtype.type
     largest = scores.max(-1, keepdims=True, initial=number(-np.inf))
     exponentials = np.exp(scores - np.where(largest == -np.inf, number(0), largest))
@@ -319,7 +319,7 @@ def _softmax(scores: np.ndarray) -> np.ndarray:
 def _check_attributes(
     causal: int, mode: int, softmax_precision: int | None, left: int, right: int
 ) -> type | None:
-    """The attributes that are numbers here alone; returns the type of the softmax, if any."""
+    """Check the numeric attributes, and return the type of the softmax, if any."""
     if causal not in (0, 1):
         raise ValueError(f"is_causal: got {causal!r}, expected 0 or 1")
     if mode not in (0, 1, 2, 3):
@@ -334,7 +334,7 @@ def _check_attributes(
 
 
 def _split_heads(name: str, x: np.ndarray, attribute: str, n_heads: int | None) -> np.ndarray:
-    """An input with its heads on an axis of their own: (batch, n_heads, n, d)."""
+    """Return an input with heads on an axis of their own: (batch, n_heads, n, d)."""
     if x.ndim == 4:
         if n_heads not in (None, x.shape[1]):
             raise ValueError(
@@ -355,13 +355,13 @@ def _split_heads(name: str, x: np.ndarray, attribute: str, n_heads: int | None) 
 
 
 def _merge_heads(x: np.ndarray) -> np.ndarray:
-    """The heads side by side: (batch, n, n_heads * d)."""
+    """Put the heads side by side: (batch, n, n_heads * d)."""
     batch, n_heads, n, d = x.shape
     return x.swapaxes(1, 2).reshape(batch, n, n_heads * d)
 
 
 def _append(past_name: str, past: ArrayLike, name: str, new: np.ndarray) -> np.ndarray:
-    """What is past, then what is new."""
+    """Append the new keys or values to the past ones."""
     past = arrays.as_floats(past_name, past)
     arrays.check_same_dtype(past_name, past, name, new)
     batch, heads, _, d = new.shape
@@ -371,12 +371,12 @@ def _append(past_name: str, past: ArrayLike, name: str, new: np.ndarray) -> np.n
 
 
 def _for_each_query_head(x: np.ndarray, query: np.ndarray) -> np.ndarray:
-    """Keys or values, repeated so that every query head has its own."""
+    """Repeat keys or values so that every query head has its own."""
     return x.repeat(query.shape[1] // max(x.shape[1], 1), axis=1)
 
 
 def _key_counts(nonpad_kv_seqlen: ArrayLike, key: np.ndarray) -> np.ndarray:
-    """How many keys of each batch entry count."""
+    """Check the numbers of keys of each batch entry."""
     counts = arrays.as_integers("nonpad_kv_seqlen", nonpad_kv_seqlen)
     if counts.shape != key.shape[:1]:
         raise ValueError(f"nonpad_kv_seqlen: shape {counts.shape}, expected {key.shape[:1]}")
@@ -385,7 +385,7 @@ def _key_counts(nonpad_kv_seqlen: ArrayLike, key: np.ndarray) -> np.ndarray:
 
 
 def _full_mask(mask: ArrayLike | None, n_kv: int, dtype: np.dtype) -> np.ndarray | None:
-    """The mask in a dtype that the engine takes, with an entry for every key."""
+    """Return the mask in a dtype that the engine takes, with an entry for every key."""
     if mask is None:
         return None
     mask = arrays.as_array("attn_mask", mask)

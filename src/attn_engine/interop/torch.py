@@ -1,12 +1,11 @@
-"""The attentions as functions of torch that autograd differentiates, on CPU tensors.
+"""The attention functions for torch, differentiable by its autograd, on CPU tensors.
 
-The functions take the arguments of their namesakes in attn_engine, but no ``out``. Tensors are read
-where they lie, whatever their strides; gradients come back in the dtype of each.
+The functions take the arguments of the attn_engine functions of the same name, except ``out``.
+Tensors are read in place, with any strides; each gradient has the dtype of its tensor.
 
-They are differentiated once, in reverse: second derivatives, forward mode, torch.func with its
-vmap, and ``is_grads_batched`` raise. torch.compile leaves them as they are, between two graphs. A
-NumPy array among the arguments is read again by the backward pass and must not be changed before
-it.
+They can be differentiated once, in reverse mode: second derivatives, forward mode, torch.func with
+vmap, and ``is_grads_batched`` raise an error. torch.compile does not compile them, but breaks its
+graph there. The backward pass reads NumPy arguments again, so they must not be changed before it.
 """
 
 from collections.abc import Callable
@@ -30,12 +29,12 @@ from .differentiable import Differentiable
 
 
 def _detached(x: Any) -> Any:
-    """What the engine reads: a tensor's memory without its history."""
+    """Return a tensor without its history, which the engine can read."""
     return x.detach() if isinstance(x, torch.Tensor) else x
 
 
 def _tensor(array: np.ndarray) -> torch.Tensor:
-    """An array of the engine as a tensor of the same memory."""
+    """Return an array of the engine as a tensor that shares its memory."""
     array = np.asarray(array)
     if is_bfloat16(array.dtype):
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
@@ -43,10 +42,10 @@ def _tensor(array: np.ndarray) -> torch.Tensor:
 
 
 class _Backward(torch.autograd.Function):
-    """The backward pass as a function of all that it depends on, without a derivative of its own.
+    """The backward pass as a function of all its inputs, without a derivative of its own.
 
-    So the gradients of create_graph=True hang on the cotangents and the arrays, and a second
-    derivative by any of them meets the error.
+    With create_graph=True the gradients therefore depend on the cotangents and the arrays, and a
+    second derivative by any of them raises the error.
     """
 
     @staticmethod
@@ -61,7 +60,7 @@ class _Backward(torch.autograd.Function):
 
 
 class _Function(torch.autograd.Function):
-    """Forward and backward of any of the functions."""
+    """Forward and backward of one of the functions."""
 
     @staticmethod
     def forward(
@@ -74,13 +73,13 @@ class _Function(torch.autograd.Function):
         ctx.others = [None if isinstance(x, torch.Tensor) else x for x in arrays]
         ctx.save_for_backward(*outputs, *tensors)
         ctx.n_outputs = len(outputs)
-        ctx.set_materialize_grads(False)  # None says that the loss does not use an output
+        ctx.set_materialize_grads(False)  # None marks outputs that the loss does not use
         return outputs
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         n, names = ctx.n_outputs, ctx.function.names
-        saved = ctx.saved_tensors  # once: checkpoints unpack them only once
+        saved = ctx.saved_tensors  # unpack only once, as checkpointing requires
         outputs, tensors = [x.detach() for x in saved[:n]], saved[n:]
         if cotangents[0] is None:
             cotangents = torch.zeros_like(outputs[0]), *cotangents[1:]
@@ -95,7 +94,7 @@ class _Function(torch.autograd.Function):
             gradients = ctx.function.backward(given[:n], outputs, given[n:], ctx.options, needs)
             found = [getattr(gradients, name) for name in names]
             return tuple(
-                x if x is None else _tensor(x).reshape(array.shape)  # a v_scale may be (1,)
+                x if x is None else _tensor(x).reshape(array.shape)  # v_scale may have shape (1,)
                 for x, array in zip(found, given[n:], strict=True)
             )
 
@@ -103,8 +102,8 @@ class _Function(torch.autograd.Function):
 
 
 def _apply(function: Differentiable, options: dict[str, Any], arrays: tuple) -> Any:
-    """The outputs of a function, checked and traced."""
-    if torch.compiler.is_compiling():  # torch cannot look into the engine: the graph breaks here
+    """Check the arguments, and return the outputs of a differentiable function."""
+    if torch.compiler.is_compiling():  # torch cannot trace the engine, so break the graph
         return torch.compiler.disable(_apply)(function, options, arrays)
     for name, x in (*zip(function.names, arrays, strict=True), *options.items()):
         if isinstance(x, torch.Tensor) and _is_transformed(x):
@@ -118,14 +117,14 @@ def _apply(function: Differentiable, options: dict[str, Any], arrays: tuple) -> 
 
 
 def _is_transformed(x: torch.Tensor) -> bool:
-    """Whether a transform of torch.func stands behind a tensor, or a tangent of forward mode."""
+    """Return whether torch.func or forward mode is applied to a tensor."""
     return torch._C._functorch.is_functorch_wrapped_tensor(x) or (
         forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None
     )
 
 
 def _is_traced(x: Any) -> bool:
-    """Whether a gradient by x may be wanted."""
+    """Return whether a gradient by x may be needed."""
     return isinstance(x, torch.Tensor) and x.requires_grad and torch.is_grad_enabled()
 
 
@@ -185,23 +184,23 @@ def scaled_dot_product_attention(
     return_lse: bool = False,
     **options: Any,
 ) -> Any:
-    """`attn_engine.scaled_dot_product_attention` of tensors, which may require gradients.
+    """Call `attn_engine.scaled_dot_product_attention` on tensors, which may require gradients.
 
     Parameters
     ----------
     query, key, value, attn_mask, sinks, alibi_slopes : Tensor
-        On the CPU, of any strides. A boolean mask has no gradient.
+        On the CPU, with any strides. A boolean mask has no gradient.
     dropout_p, is_causal, scale, enable_gqa, return_weights, return_lse, **options
-        As there; dropout needs a dropout_seed.
+        As in the function of attn_engine; dropout needs a dropout_seed.
 
     Returns
     -------
-    Tensor, or a named tuple of it and what was asked for
+    Tensor, or a named tuple of it and the other requested results
 
     Raises
     ------
     ValueError, TypeError, MemoryError
-        As there.
+        As in the function of attn_engine.
 
     Examples
     --------
@@ -254,14 +253,14 @@ def scaled_dot_product_attention_varlen(
     return_lse: bool = False,
     **options: Any,
 ) -> Any:
-    """`attn_engine.scaled_dot_product_attention_varlen` of tensors, which may require gradients.
+    """Call `attn_engine.scaled_dot_product_attention_varlen` on tensors that may require gradients.
 
     Parameters
     ----------
     query, key, value, sinks, alibi_slopes : Tensor
-        On the CPU, of any strides.
+        On the CPU, with any strides.
     cu_seqlens_q, cu_seqlens_k, return_lse, **options
-        As there; starts may be tensors of integers. The backward pass reads them again.
+        As in attn_engine; starts may be integer tensors, which the backward pass reads again.
 
     Returns
     -------
@@ -270,7 +269,7 @@ def scaled_dot_product_attention_varlen(
     Raises
     ------
     ValueError, TypeError, MemoryError
-        As there.
+        As in the function of attn_engine.
     """
     options |= {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
     arrays = query, key, value, sinks, alibi_slopes
@@ -291,15 +290,15 @@ def additive_attention(
     location: torch.Tensor | None = None,
     **options: Any,
 ) -> ContextResult[torch.Tensor]:
-    """`attn_engine.additive_attention` of tensors, which may require gradients.
+    """Call `attn_engine.additive_attention` on tensors, which may require gradients.
 
     Parameters
     ----------
     query, keys, W_a, U_a, v_a, values, bias, location : Tensor
-        On the CPU, of any strides.
+        On the CPU, with any strides.
     v_scale, **options
-        As there: v_scale, mask, key_lengths, num_heads, num_threads. A floating mask has no
-        gradient.
+        As in attn_engine: v_scale, mask, key_lengths, num_heads, num_threads. A floating
+        mask has no gradient.
 
     Returns
     -------
@@ -308,7 +307,7 @@ def additive_attention(
     Raises
     ------
     ValueError, TypeError, MemoryError
-        As there.
+        As in the function of attn_engine.
     """
     arrays = query, keys, W_a, U_a, v_a, values, bias, v_scale, location
     return _classic(differentiable.ADDITIVE_ATTENTION, options, arrays)
@@ -322,7 +321,7 @@ def concat_attention(
     values: torch.Tensor | None = None,
     **options: Any,
 ) -> ContextResult[torch.Tensor]:
-    """`attn_engine.concat_attention` of tensors; see `additive_attention`."""
+    """Call `attn_engine.concat_attention` on tensors; see `additive_attention`."""
     return _classic(differentiable.CONCAT_ATTENTION, options, (query, keys, W_c, v, values))
 
 
@@ -333,19 +332,19 @@ def general_attention(
     values: torch.Tensor | None = None,
     **options: Any,
 ) -> ContextResult[torch.Tensor]:
-    """`attn_engine.general_attention` of tensors; see `additive_attention`."""
+    """Call `attn_engine.general_attention` on tensors; see `additive_attention`."""
     return _classic(differentiable.GENERAL_ATTENTION, options, (query, keys, W, values))
 
 
 def dot_attention(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor | None = None, **options: Any
 ) -> ContextResult[torch.Tensor]:
-    """`attn_engine.dot_attention` of tensors; see `additive_attention`."""
+    """Call `attn_engine.dot_attention` on tensors; see `additive_attention`."""
     return _classic(differentiable.DOT_ATTENTION, options, (query, keys, values))
 
 
 def _classic(
     function: Differentiable, options: dict[str, Any], arrays: tuple
 ) -> ContextResult[torch.Tensor]:
-    """An attention of recurrent networks."""
+    """Run an attention of recurrent networks, and return its context and weights."""
     return ContextResult(*_apply(function, options, arrays))

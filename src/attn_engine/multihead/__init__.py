@@ -1,1 +1,1 @@
-"""The multi-head layer."""
+"""The multi-head attention layer."""

@@ -1,4 +1,4 @@
-"""The backward pass of `MultiheadAttention`: its products' gradients around those of attention."""
+"""The backward pass of `MultiheadAttention`: gradients of its projections and of its attention."""
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -23,29 +23,29 @@ NAMES = ("query", "key", "value", "key_padding_mask", "attn_mask", "parameters")
 
 
 class Saved(NamedTuple):
-    """What a call of a layer leaves for its backward pass; nothing in it is a copy."""
+    """What `forward_and_save` keeps for the backward pass: references, no copies."""
 
     layer: MultiheadParameters
     parameters: dict[str, np.ndarray]
     inputs: Inputs
-    heads: tuple[np.ndarray, np.ndarray, np.ndarray]  # query, key and value, keys added in front
-    context: np.ndarray  # before the last product, in the axes of the query
+    heads: tuple[np.ndarray, np.ndarray, np.ndarray]  # query, key and value; added keys come first
+    context: np.ndarray  # input of the last projection, in the axes of the query
     lse: np.ndarray
-    options: dict[str, Any]  # of scaled_dot_product_attention
+    options: dict[str, Any]  # arguments of scaled_dot_product_attention
     masks: dict[str, np.ndarray | None]  # as given
-    average: bool | None  # whether the weights returned are; None: there are none
+    average: bool | None  # whether returned weights are averaged; None: none were returned
 
     def __repr__(self) -> str:
-        """Not the arrays, which are large."""
+        """Return a short text without the arrays."""
         return f"Saved(query {self.inputs.query.shape}, key {self.inputs.key.shape})"
 
     @property
     def added(self) -> int:
-        """Keys that the layer adds."""
+        """Number of keys that the layer adds."""
         return self.layer.add_bias_kv + self.layer.add_zero_attn
 
     def by_rows(self, features: np.ndarray) -> np.ndarray:
-        """Features in the axes of the inputs as (batch, n, heads, d)."""
+        """Return features in the axes of the inputs as (batch, n, heads, d)."""
         heads = heads_first(features, self.layer.head_dim, self.inputs.batch_axis)
         return heads.swapaxes(1, 2)
 
@@ -53,7 +53,7 @@ class Saved(NamedTuple):
 def multihead_backward(
     saved: Saved, grad_output: Any, grad_weights: Any, needs: Iterable[str], threads: int
 ) -> MultiheadGradients:
-    """Gradients of a call, checked; raises all that `MultiheadAttention.backward` documents."""
+    """Check a backward call, and return its gradients; `MultiheadAttention.backward` says which."""
     needs = check_needs(needs, (*NAMES, *saved.parameters))
     if "parameters" in needs:
         needs |= saved.parameters.keys()
@@ -84,7 +84,7 @@ def multihead_backward(
 
 
 def _of_every_head(grad_weights: Any, saved: Saved) -> np.ndarray:
-    """The gradient by every head's weights, added keys in front, from that by the returned ones."""
+    """Return the gradient by every head's weights, with added keys first."""
     if saved.average is None:
         raise ValueError(
             "grad_weights: the call returned no weights; call forward_and_save with "
@@ -110,14 +110,14 @@ def _attention(
     needs: frozenset[str],
     threads: int,
 ) -> AttentionGradients:
-    """Gradients by the heads (batch, n, heads, d) of query, key and value, and by the one bias."""
+    """Return gradients by the heads (batch, n, heads, d) of query, key, value, and by the bias."""
     ways = {
         name: {name, "in_proj_weight", f"{name[0]}_proj_weight", "in_proj_bias", f"bias_{name[0]}"}
         for name in NAMES[:3]
     }
     wanted = [name for name, through in ways.items() if through & needs]
     options, biases = dict(saved.options), _biases(saved, needs)
-    if biases:  # in the shape that has an element for each that is asked for
+    if biases:  # broadcast the bias so that each requested mask has its own elements
         shape = np.broadcast_shapes(options["attn_mask"].shape, *biases.values())
         options["attn_mask"] = np.broadcast_to(options["attn_mask"], shape)
         wanted.append("attn_mask")
@@ -134,7 +134,7 @@ def _attention(
 def _projections(
     saved: Saved, by_heads: AttentionGradients, needs: frozenset[str]
 ) -> dict[str, np.ndarray]:
-    """Gradients by the inputs, by what projects them, and by the key and value that are learned."""
+    """Return gradients by the inputs, by the projections, and by the learned key and value."""
     p, added, of = saved.parameters, saved.added, {}
     for name in ("in_proj_weight", "in_proj_bias"):
         if name in needs:
@@ -166,7 +166,7 @@ def _projections(
 
 
 def _biases(saved: Saved, needs: frozenset[str]) -> dict[str, tuple[int, ...]]:
-    """The masks that have a gradient, and is wanted: as what shape they are added to the scores."""
+    """Return, for each float mask whose gradient is requested, its shape when added to scores."""
     batch, n_q, n_kv = saved.inputs.scores
     n_kv += saved.added
     shapes = {"key_padding_mask": (batch, 1, 1, n_kv), "attn_mask": (n_q, n_kv)}
@@ -182,7 +182,7 @@ def _biases(saved: Saved, needs: frozenset[str]) -> dict[str, tuple[int, ...]]:
 def _masks(
     saved: Saved, gradient: np.ndarray | None, needs: frozenset[str]
 ) -> dict[str, np.ndarray]:
-    """Gradients by the masks, each in its shape and dtype, from that by the bias they make."""
+    """Return gradients by the masks, in their shapes and dtypes, from that by their sum."""
     of = {}
     for name, shape in _biases(saved, needs).items():
         mask = saved.masks[name]
@@ -193,7 +193,7 @@ def _masks(
 
 
 def _summed_to(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """x summed along every axis that broadcasting `shape` to x's repeats."""
+    """Sum x along every axis along which broadcasting would repeat `shape`."""
     with np.errstate(all="ignore"):
         x = x.sum(tuple(range(x.ndim - len(shape))))
         return x.sum(tuple(i for i, n in enumerate(shape) if n == 1), keepdims=True)

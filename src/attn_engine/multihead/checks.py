@@ -1,8 +1,8 @@
-"""Checks and error messages of `MultiheadAttention`, and its masks in the engine's terms.
+"""Checks of the inputs and masks of `MultiheadAttention`, and conversion of its masks.
 
-Masks come in with torch's meaning, True = ignore, and leave with the engine's, True = attend. Keys
-that a layer adds stand before those of the caller, where they move neither lengths nor the
-diagonal.
+The layer's masks have torch's meaning, True = ignore; here they become the engine's, True = attend.
+Keys that a layer adds come before those of the caller, where they change neither the lengths nor
+the diagonal.
 """
 
 from typing import Any, NamedTuple
@@ -16,12 +16,12 @@ from ..shapes.words import Shape, ShapeError, in_words
 
 
 class Inputs(NamedTuple):
-    """Tensors that fit the layer and each other, with a batch axis; equal objects stay one."""
+    """Tensors that fit the layer and each other, with a batch axis."""
 
     query: np.ndarray
     key: np.ndarray
     value: np.ndarray
-    batched: bool  # whether the caller's had a batch axis
+    batched: bool  # whether the caller's tensors had a batch axis
     batch_axis: int
 
     @property
@@ -44,14 +44,14 @@ def check_inputs(
     batch_first: bool,
     **beside: Any,
 ) -> Inputs:
-    """query, key and value for a layer of that dtype and (embed_dim, kdim, vdim).
+    """Check query, key and value against the layer's dtype and (embed_dim, kdim, vdim).
 
-    The masks `beside` them are not checked here.
+    The masks in `beside` appear in error messages only; they are checked elsewhere.
     """
     batch_axis = 0 if batch_first else 1
     if _plainly_fit(query, key, value, dtype, features, batch_axis):
         return Inputs(query, key, value, True, batch_axis)
-    arrays: dict[int, np.ndarray] = {}  # one array for one object, however often it is passed
+    arrays: dict[int, np.ndarray] = {}  # an object that is passed several times is converted once
     tensors = {}
     for name, given in (("query", query), ("key", key), ("value", value)):
         if id(given) not in arrays:
@@ -69,7 +69,7 @@ def check_inputs(
 def _plainly_fit(
     query: Any, key: Any, value: Any, dtype: np.dtype, features: tuple[int, int, int], batch: int
 ) -> bool:
-    """Return whether these are arrays with a batch axis that fit; unusual ones do not."""
+    """Return whether these are plain arrays with a batch axis that fit, by a quick check."""
     if not (
         type(query) is type(key) is type(value) is np.ndarray
         and query.dtype is key.dtype is value.dtype is dtype
@@ -85,7 +85,7 @@ def _plainly_fit(
 
 
 def _as_tensor(name: str, value: Any, dtype: np.dtype) -> np.ndarray:
-    """An array of the layer's dtype, byte order apart."""
+    """Return an array of the layer's dtype, in either byte order."""
     array = as_floats(name, value)
     if native(array.dtype) != dtype:
         raise TypeError(
@@ -105,10 +105,10 @@ def engine_masks(
     compute: np.dtype,
     keep_bias: bool = False,
 ) -> dict[str, Any]:
-    """What hides keys as arguments of `scaled_dot_product_attention`, `added` keys in front.
+    """Return the masks as arguments of `scaled_dot_product_attention`, with `added` keys first.
 
-    No mask is expanded unless two must become one, a bias for keys and one for scores. With
-    `keep_bias` a bias of nothing but 0 and -inf stays one: it may have a gradient.
+    A mask is expanded only where one for keys and one for scores must become one bias. With
+    `keep_bias`, a bias that holds only 0 and -inf stays a bias, because it may have a gradient.
     """
     batch, n_q, n_kv = inputs.scores
     padding, mask = check_masks(key_padding_mask, attn_mask, inputs, num_heads, compute, keep_bias)
@@ -122,12 +122,12 @@ def engine_masks(
         lengths = n_kv - padding.sum(-1)
         if (padding == (np.arange(n_kv) >= lengths[:, None])).all():
             options["key_lengths"] = lengths + added
-        else:  # every query is of document 0, every ignored key of document 1
+        else:  # queries get segment 0, ignored keys segment 1
             documents = _after(added, 0, padding.astype(np.int64))
             options["segment_ids"] = (np.zeros((batch, n_q), np.int64), documents)
     if mask is not None:
         mask = np.broadcast_to(mask, (*mask.shape[:-1], n_kv)) if added else mask
-        seen = mask.dtype == bool  # True, or a bias of 0
+        seen = mask.dtype == bool  # True, or a bias of 0: these keys are visible
         options["attn_mask"] = _after(added, seen, mask)
     return options
 
@@ -140,7 +140,7 @@ def check_masks(
     compute: np.dtype,
     keep_bias: bool = False,
 ) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """Both masks: of the keys, True = ignore, and of the scores, True = attend; or biases."""
+    """Return both masks: of the keys, True = ignore; of the scores, True = attend; or biases."""
     batch, n_q, n_kv = inputs.scores
     padding = _padding_mask(key_padding_mask, batch, n_kv, inputs.batched, keep_bias)
     mask = _score_mask(attn_mask, (batch, num_heads, n_q, n_kv), compute, inputs.batched)
@@ -148,7 +148,7 @@ def check_masks(
 
 
 def _after(added: int, number: int, array: np.ndarray) -> np.ndarray:
-    """`array` behind as many columns of a number."""
+    """Put `added` columns that hold `number` in front of `array`."""
     if not added:
         return array
     return np.concatenate([np.full((*array.shape[:-1], added), number, array.dtype), array], -1)
@@ -157,7 +157,7 @@ def _after(added: int, number: int, array: np.ndarray) -> np.ndarray:
 def _padding_mask(
     value: Any, batch: int, n_kv: int, batched: bool, keep_bias: bool
 ) -> np.ndarray | None:
-    """(batch, n_kv): bool, True = ignore, or a bias that is more than that."""
+    """Return (batch, n_kv): bool, True = ignore, or a bias with other numbers than 0 and -inf."""
     if value is None:
         return None
     mask = _as_mask("key_padding_mask", value)
@@ -177,7 +177,7 @@ def _padding_mask(
 def _score_mask(
     value: Any, scores: tuple[int, int, int, int], compute: np.dtype, batched: bool
 ) -> np.ndarray | None:
-    """A mask for the engine: bool, True = attend, or a bias."""
+    """Return a mask with the engine's meaning: bool, True = attend, or a bias."""
     if value is None:
         return None
     mask = _as_mask("attn_mask", value)
@@ -191,7 +191,7 @@ def _score_mask(
 
 
 def _wrong_score_mask(shape: Shape, scores: tuple[int, int, int, int], batched: bool) -> ShapeError:
-    """The error about attn_mask, with all that its shape may mean."""
+    """Return the error about attn_mask, which lists every shape that it may have."""
     batch, heads, n_q, n_kv = scores
     right = {
         ("batch * num_heads" if batched else "num_heads", "n_q", "n_kv"): (
@@ -236,7 +236,7 @@ def _wrong_score_mask(shape: Shape, scores: tuple[int, int, int, int], batched: 
 
 
 def _as_mask(name: str, value: Any) -> np.ndarray:
-    """bool or floating; integers could mean three things."""
+    """Return a bool or floating mask; reject integers, whose meaning would be ambiguous."""
     mask = as_array(name, value)
     if mask.dtype.kind not in "bf" and not is_bfloat16(mask.dtype):
         raise TypeError(
@@ -248,7 +248,7 @@ def _as_mask(name: str, value: Any) -> np.ndarray:
 
 
 def _both(mask: np.ndarray, bias: np.ndarray, compute: np.dtype) -> np.ndarray:
-    """One bias for two masks: what either hides is hidden, and a sum of finite ones is finite."""
+    """Add two masks to one bias; a key that either hides is hidden, and finite sums stay finite."""
     if mask.dtype == bool:
         return np.where(mask, bias, compute.type(-np.inf))
     with np.errstate(all="ignore"):

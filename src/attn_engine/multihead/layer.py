@@ -1,4 +1,4 @@
-"""`MultiheadAttention`: the layer of the transformer, with torch's parameters and no torch."""
+"""`MultiheadAttention`: the layer of the transformer, with torch's parameters but without torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .parameters import MultiheadParameters
 
 
 class MultiheadAttention(MultiheadParameters):
-    r"""``torch.nn.MultiheadAttention`` for NumPy: in its masks **True = ignore**, as in torch.
+    r"""Compute multi-head attention like torch's layer; in bool masks **True = ignore**.
 
     .. math:: \mathrm{Concat}(\mathrm{head}_1, \dots, \mathrm{head}_h) W^O, \quad
               \mathrm{head}_i = \mathrm{attention}(Q W_i^Q, K W_i^K, V W_i^V)
@@ -39,7 +39,7 @@ class MultiheadAttention(MultiheadParameters):
     num_heads : int
         Heads of the query.
     dropout : float
-        Share of the weights dropped in training mode (see `train`), at least 0 and less than 1.
+        Fraction of the weights that is dropped in training mode (see `train`), in [0, 1).
     bias : bool
         Whether projections add ``in_proj_bias`` and ``out_proj.bias``.
     add_bias_kv : bool
@@ -60,22 +60,22 @@ class MultiheadAttention(MultiheadParameters):
         ``v_proj_weight`` have kv_dim rows, ``bias_k`` and ``bias_v`` kv_dim columns.
     rng : numpy.random.Generator or seed, optional
         Source of the initial parameters, which are drawn as torch does (uniform after Glorot,
-        biases 0), and of what dropout drops.
+        biases 0), and of the dropout masks.
 
     Raises
     ------
     ValueError
-        Sizes that are not positive or do not divide.
+        Sizes are not positive, or one does not divide another.
     TypeError
-        An argument is of a wrong kind.
+        An argument has a wrong type.
 
     Notes
     -----
-    A row that sees no key has weights 0 and attends to 0, so that its output is ``out_proj.bias``,
-    whether weights are asked for or not; torch gives NaN if they are.
+    A row that sees no key has weights 0, and its output is ``out_proj.bias``, whether weights are
+    asked for or not; torch gives NaN if they are.
 
-    Projections are products of NumPy, whose BLAS has threads of its own (set them with
-    OPENBLAS_NUM_THREADS or threadpoolctl); ``num_threads`` acts on attention.
+    Projections are NumPy products. NumPy's BLAS has threads of its own (set them with
+    OPENBLAS_NUM_THREADS or threadpoolctl); ``num_threads`` limits attention only.
 
     References
     ----------
@@ -127,46 +127,46 @@ class MultiheadAttention(MultiheadParameters):
         *,
         num_threads: int | None = None,
     ) -> MultiheadResult[Any]:
-        """Project, attend head by head, join and project; in bool masks True = ignore.
+        """Project, attend with each head, concatenate and project; in bool masks True = ignore.
 
         Parameters
         ----------
         query : array_like, shape (n_q, batch, embed_dim)
             (batch, n_q, embed_dim) with `batch_first`, (n_q, embed_dim) without a batch. In the
-            dtype of the layer. Passing one object as query, key and value saves products.
+            dtype of the layer. Passing the same object several times saves projections.
         key : array_like, shape (n_kv, batch, kdim)
-            Axes as of `query`.
+            Axes like those of `query`.
         value : array_like, shape (n_kv, batch, vdim)
-            Axes as of `query`.
+            Axes like those of `query`.
         key_padding_mask : array_like, shape (batch, n_kv), optional
             (n_kv,) without a batch. Boolean: True = ignore this key. Floating: added to the scores;
             only -inf hides.
         need_weights : bool
             Also return the weights. The output has the same bits without them.
         attn_mask : array_like, shape (n_q, n_kv) or (batch * num_heads, n_q, n_kv), optional
-            Boolean: True = ignore. Floating: added to the scores; only -inf hides. The masks may be
-            of different kinds: a key is seen if both allow it.
+            Boolean: True = ignore. Floating: added to the scores; only -inf hides. One mask may be
+            boolean and the other floating: a key is seen if both allow it.
         average_attn_weights : bool
             Return the mean of the weights over heads.
         is_causal : bool
-            Query i sees key j only if ``j <= i``, on top of the masks. (In torch it is a hint that
-            `attn_mask` says the same; that call gives the same here, and the mask may be left out.)
+            Query i sees key j only if ``j <= i``, in addition to the masks. (In torch it states
+            that `attn_mask` is causal. Such a call gives the same here and needs no mask.)
         num_threads : int, optional
-            Upper bound for attention; see `set_num_threads` for the default.
+            Upper bound for attention; `set_num_threads` describes the default.
 
         Returns
         -------
         output : ndarray, shape and dtype of `query`
         weights : ndarray, shape (batch, n_q, n_kv) or None
             (batch, num_heads, n_q, n_kv) without `average_attn_weights`, no batch axis without a
-            batch. Keys that the layer adds come last. Before dropout, in training mode too.
+            batch. Keys that the layer adds come last. Weights are those before dropout.
 
         Raises
         ------
         ValueError
             A shape or a value is wrong.
         TypeError
-            An argument is of a wrong kind: another dtype than the layer's, an integer mask.
+            An argument has a wrong type, for instance another dtype than the layer's.
         """
         tensors, masks = (query, key, value), (key_padding_mask, attn_mask, is_causal)
         result = self._run(tensors, masks, need_weights, average_attn_weights, num_threads, False)
@@ -177,7 +177,7 @@ class MultiheadAttention(MultiheadParameters):
     else:
 
         def __call__(self, *arguments: Any, **options: Any) -> MultiheadResult:
-            """`forward`, or that of a subclass."""
+            """Call `forward`, or a subclass's own."""
             return self.forward(*arguments, **options)
 
     @overload
@@ -214,7 +214,7 @@ class MultiheadAttention(MultiheadParameters):
         *,
         num_threads: int | None = None,
     ) -> SavedMultiheadResult[Any]:
-        """`forward`, and what `backward` needs of it.
+        """Run `forward` and also return what `backward` needs.
 
         Parameters
         ----------
@@ -228,13 +228,13 @@ class MultiheadAttention(MultiheadParameters):
         output, weights
             As `forward`, in the same bits.
         saved : Saved
-            For `backward`: references to the inputs and parameters, which are not to be changed in
-            place before that, and the projected queries, keys and values, the heads and their lse.
+            For `backward`. It refers to the inputs and parameters, which must not be changed in
+            place before then, and holds the projected tensors, the heads' results and their lse.
 
         Raises
         ------
         ValueError, TypeError
-            As `forward`.
+            As in `forward`.
         """
         tensors, masks = (query, key, value), (key_padding_mask, attn_mask, is_causal)
         return self._run(tensors, masks, need_weights, average_attn_weights, num_threads, True)
@@ -248,50 +248,47 @@ class MultiheadAttention(MultiheadParameters):
         needs: Iterable[str] = NAMES,
         num_threads: int | None = None,
     ) -> MultiheadGradients:
-        r"""Gradients of a call by its inputs and the layer's parameters.
+        r"""Compute gradients of a call by its inputs and the layer's parameters.
 
         Parameters
         ----------
         grad_output : array_like, shape and dtype of the output
-            Gradient by the output; any strides.
+            Gradient by the output, with any strides.
         saved : Saved
-            What `forward_and_save` returned, of this layer.
+            What `forward_and_save` of this layer returned.
         grad_weights : array_like, shape and dtype of the weights, optional
             Gradient by the weights that were returned, averaged or not, for losses on the
             alignment.
         needs : iterable of str
-            Which gradients to compute, by the names of the result or of single parameters; the
-            others are None. A name whose argument was not given, or is a boolean mask, gives None
-            too.
+            Which gradients to compute, by the names of the result or of single parameters. The
+            others are None, and so are those of absent arguments and boolean masks.
         num_threads : int, optional
-            Upper bound for attention; see `set_num_threads` for the default.
+            Upper bound for attention; `set_num_threads` describes the default.
 
         Returns
         -------
         query, key, value : ndarray
-            In shape and dtype of the argument, each as if it were an array of its own: if one array
-            was passed as all of them, add the three.
+            In the shape and dtype of the argument. If one array was passed as several of them, add
+            their gradients.
         key_padding_mask, attn_mask : ndarray
-            Of a floating mask, in its own shape and dtype.
+            Of a floating mask, in the mask's shape and dtype.
         parameters : dict of str to ndarray
             Under the names of `state_dict`, in the layer's dtype.
 
         Raises
         ------
         ValueError
-            A shape or a value is wrong, or `saved` is another layer's. Nothing is returned then.
+            A shape or a value is wrong, or `saved` comes from another layer. Nothing is returned.
         TypeError
-            An argument is of a wrong kind.
+            An argument has a wrong type.
         MemoryError
-            No memory for the gradients or for scratch space.
+            There is not enough memory for the gradients or for scratch space.
 
         Notes
         -----
-        The products are NumPy's; attention's own gradients are those of
-        `scaled_dot_product_attention_backward`, with its promises: what is hidden gets and gives a
-        gradient of exactly 0, and so does a row that sees no key (but for ``out_proj.bias``, which
-        is that row's output). float16 and bfloat16 are computed in float32 and rounded once at the
-        end.
+        The products are NumPy's. As in `scaled_dot_product_attention_backward`, a hidden key gets a
+        gradient of exactly 0 and adds nothing to others, and 16-bit types are rounded once. A row
+        that sees no key adds only to ``out_proj.bias``, which is its output.
 
         Examples
         --------
@@ -313,7 +310,10 @@ class MultiheadAttention(MultiheadParameters):
                 f"saved: got {type(saved).__name__}, expected what forward_and_save returned last"
             )
         if saved.layer is not self:
-            raise ValueError("saved: of a call of another layer; call forward_and_save of this one")
+            raise ValueError(
+                "saved: comes from a different layer; pass what this layer's forward_and_save "
+                "returned"
+            )
         threads = config.resolve_threads(num_threads)
         return multihead_backward(saved, grad_output, grad_weights, needs, threads)
 
@@ -326,7 +326,7 @@ class MultiheadAttention(MultiheadParameters):
         num_threads: Any,
         save: bool,
     ) -> SavedMultiheadResult[Any]:
-        """What `forward` says; `saved` is None unless asked for."""
+        """Run `forward`; the third result, `saved`, is None unless asked for."""
         need_weights = check_flag("need_weights", need_weights)
         average = check_flag("average_attn_weights", average)
         threads = config.resolve_threads(num_threads)
@@ -361,7 +361,7 @@ class MultiheadAttention(MultiheadParameters):
     def _checked(
         self, tensors: tuple[Any, Any, Any], masks: tuple[Any, Any, Any], keep_bias: bool = False
     ) -> tuple[Inputs, dict[str, Any]]:
-        """Return the inputs, checked, and what hides keys from attention."""
+        """Check the inputs; return them with the options of attention."""
         padding, mask, is_causal = masks
         is_causal, kind = check_flag("is_causal", is_causal), self._kind
         self.check_parameters()
@@ -384,7 +384,7 @@ class MultiheadAttention(MultiheadParameters):
         return inputs, options
 
     def _projected(self, inputs: Inputs) -> tuple[np.ndarray, ...]:
-        """Return queries, keys and values (batch, heads, n, head_dim), added keys first."""
+        """Return queries, keys and values (batch, heads, n, head_dim), with added keys first."""
         kind, weights = self._kind, self.in_proj_weight
         if weights is None:
             weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)

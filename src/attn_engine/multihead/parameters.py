@@ -1,4 +1,4 @@
-"""Parameters of `MultiheadAttention` under torch's names: shapes, first values, checks, files."""
+"""Parameters of `MultiheadAttention` under torch's names: shapes, initial values, checks, files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _GETTERS = {name: attrgetter(name) for name in NAMES}
 def initial_parameters(
     shapes: Mapping[str, Shape], rng: np.random.Generator
 ) -> dict[str, np.ndarray]:
-    """As torch draws them: Glorot and Bengio (2010), equation 16, for projections of the input."""
+    """Draw parameters as torch does: Glorot and Bengio (2010), equation 16, for projections."""
     parameters = {}
     for name, shape in shapes.items():
         if name == "out_proj.weight":
@@ -42,7 +42,7 @@ def initial_parameters(
 
 
 def checked_parameters(given: Mapping[str, Any], shapes: Mapping[str, Shape]) -> dict[str, Any]:
-    """All parameters and no others, as arrays of the right shapes and some floating dtype."""
+    """Return all parameters as floating arrays, after checking their names and shapes."""
     if not isinstance(given, Mapping):
         raise TypeError(
             f"state_dict: got {type(given).__name__}, expected a mapping of names to arrays, "
@@ -65,7 +65,7 @@ def checked_parameters(given: Mapping[str, Any], shapes: Mapping[str, Shape]) ->
 
 
 def check_shape(name: str, shape: Shape, expected: Shape, otherwise: str) -> None:
-    """ShapeError unless a parameter has its shape."""
+    """Raise ShapeError unless a parameter has its shape."""
     if shape != expected:
         axes = {1: ("outputs",), 2: ("outputs", "inputs"), 3: ("sequence", "batch", "outputs")}
         right = {axes[len(expected)]: expected}
@@ -74,7 +74,7 @@ def check_shape(name: str, shape: Shape, expected: Shape, otherwise: str) -> Non
 
 
 def rounded(name: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """A parameter in another dtype; ValueError if a finite number is too large for that."""
+    """Convert a parameter to another dtype; raise ValueError if a finite number is too large."""
     result = rounded_to(array, dtype)
     lost = np.isinf(result) & np.isfinite(array)
     if lost.any():
@@ -87,7 +87,7 @@ def rounded(name: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def read_arguments(parameters: Mapping[str, Any], num_heads: int, source: str) -> dict[str, Any]:
-    """What the constructor must be told to make a layer of these parameters."""
+    """Return the constructor's arguments for a layer with these parameters."""
     packed = "q_proj_weight" not in parameters
     inputs = ["in_proj_weight"] if packed else [f"{x}_proj_weight" for x in "qkv"]
     for name in (*inputs, "out_proj.weight"):
@@ -107,7 +107,7 @@ def read_arguments(parameters: Mapping[str, Any], num_heads: int, source: str) -
     return {
         "embed_dim": embed_dim,
         "num_heads": num_heads,
-        # Sizes that do not divide meet a parameter of the wrong shape later.
+        # Sizes that do not divide are reported later, when a parameter has the wrong shape.
         "num_kv_heads": kv_dim * check_count("num_heads", num_heads) // (embed_dim or 1),
         "kdim": shapes[0][1] if packed else shapes[1][1],
         "vdim": shapes[0][1] if packed else shapes[2][1],
@@ -117,7 +117,7 @@ def read_arguments(parameters: Mapping[str, Any], num_heads: int, source: str) -
 
 
 def read_safetensors(path: str | PathLike, prefix: str) -> dict[str, np.ndarray]:
-    """The tensors whose names begin with the prefix, without it."""
+    """Return the tensors whose names begin with the prefix, with the prefix removed."""
     try:
         from safetensors import safe_open
     except ImportError:
@@ -131,12 +131,12 @@ def read_safetensors(path: str | PathLike, prefix: str) -> dict[str, np.ndarray]
         own = [name for name in names if name.startswith(prefix)]
         for name in own:
             if file.get_slice(name).get_dtype() == "BF16":
-                bfloat16(name)  # safetensors asks NumPy for it, which must have been told
+                bfloat16(name)  # registers bfloat16 with NumPy, where safetensors looks for it
         return {name.removeprefix(prefix): file.get_tensor(name) for name in own}
 
 
 def _check_prefix(path: str, prefix: str, names: list[str]) -> None:
-    """A layer's first parameter has the prefix; if not, say where there is one."""
+    """Check that the prefix has a layer's first parameter; if not, say which prefixes have one."""
     first = ("in_proj_weight", "q_proj_weight")
     if any(prefix + name in names for name in first):
         return
@@ -151,7 +151,7 @@ def _check_prefix(path: str, prefix: str, names: list[str]) -> None:
     )
 
 
-# Modules whose parameters torch has under other names: what is in them, what it is, the way out.
+# Modules whose parameters have other names in torch: name, what it is, how to get a layer.
 _WRAPPED = (
     ("_orig_mod.", "a compiled module", "pass module._orig_mod"),
     (
@@ -165,8 +165,7 @@ _WRAPPED = (
 
 
 class MultiheadParameters:
-    """A layer's sizes, flags and parameters, without what it computes; `MultiheadAttention` says
-    which.
+    """The sizes, settings and parameters of a `MultiheadAttention`, without its computation.
 
     Parameters are held in the type they are computed in, under torch's names.
     """
@@ -203,7 +202,7 @@ class MultiheadParameters:
         self._set(initial_parameters(self._shapes, self._rng))
 
     def _set(self, parameters: Mapping[str, np.ndarray]) -> None:
-        """Hold copies, rounded to the layer's dtype, in the type they are computed in."""
+        """Store copies, rounded to the layer's dtype and held in the type they are computed in."""
         compute = compute_type(self.dtype)
         held = {
             name: np.array(rounded(name, array, self.dtype), compute, order="C")
@@ -221,21 +220,21 @@ class MultiheadParameters:
         )
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """Copies of the parameters under torch's names, in torch's order and the layer's dtype."""
+        """Copy the parameters, under torch's names, in torch's order and the layer's dtype."""
         return {
             name: np.array(rounded_to(array, self.dtype)) for name, array in self.named_parameters()
         }
 
     def named_parameters(self) -> Iterator[tuple[str, np.ndarray]]:
-        """Names and the arrays themselves, in torch's order: what an optimizer changes in place.
+        """Iterate over names and arrays in torch's order; an optimizer may change them in place.
 
-        They are of the type that is computed in, float32 for a layer of 16 bits; there
-        `load_state_dict` rounds what is new.
+        The arrays have the type that is computed in, which is float32 for a 16-bit layer.
+        `load_state_dict` rounds new parameters to 16 bits.
         """
         return ((name, attrgetter(name)(self)) for name in self._shapes)
 
     def check_parameters(self, but: Container[str] = ()) -> None:
-        """Raise ShapeError or TypeError unless all parameters but some are what they should be."""
+        """Raise ShapeError or TypeError unless all parameters except `but` are valid."""
         compute, shapes = self._kind.compute, self._shapes
         if not but and self._are_right(compute):
             return
@@ -257,7 +256,7 @@ class MultiheadParameters:
             check_shape(name, array.shape, shapes[name], otherwise)
 
     def _are_right(self, compute: np.dtype) -> bool:
-        """Return whether all parameters are right; a False needs a closer look."""
+        """Return whether all parameters are valid; if not, check_parameters says why."""
         for name, get in _GETTERS.items():
             array, shape = get(self), self._shapes.get(name)
             if array is None:
@@ -270,7 +269,7 @@ class MultiheadParameters:
         return True
 
     def __repr__(self) -> str:
-        """The arguments that make such a layer, those with defaults where they differ."""
+        """Return the call that makes such a layer, with the arguments that differ from defaults."""
         defaults = {
             "num_kv_heads": self.num_heads, "dropout": 0, "bias": True, "add_bias_kv": False,
             "add_zero_attn": False, "kdim": self.embed_dim, "vdim": self.embed_dim,
@@ -305,9 +304,9 @@ class MultiheadParameters:
 
     @classmethod
     def from_torch(cls, module: Any) -> Self:
-        """A layer with the arguments and copies of the parameters of a torch.nn.MultiheadAttention.
+        """Make a layer with the arguments and copied parameters of a torch.nn.MultiheadAttention.
 
-        It is in evaluation mode, whatever the module is in. TypeError if the module is another.
+        It is in evaluation mode, whatever the module's mode. Any other module raises TypeError.
         """
         try:
             num_heads = module.num_heads
@@ -335,15 +334,15 @@ class MultiheadParameters:
         add_zero_attn: bool = False,
         batch_first: bool = False,
     ) -> Self:
-        """A layer with the parameters that a safetensors file has under torch's names.
+        """Make a layer with the parameters that a safetensors file has under torch's names.
 
         Parameters
         ----------
         path : str or path
         prefix : str
-            What stands before the names, e.g. ``"encoder.layers.0.self_attn"``.
+            The part of the names before the layer's own, e.g. ``"encoder.layers.0.self_attn"``.
         num_heads, dropout, add_zero_attn, batch_first
-            As of the constructor; no file says them. The other arguments are read off the shapes.
+            As in the constructor; no file has them. The other arguments follow from the shapes.
 
         Raises
         ------
@@ -362,7 +361,7 @@ class MultiheadParameters:
     def _from_parameters(
         cls, parameters: Mapping[str, Any], num_heads: int, source: str, options: dict[str, Any]
     ) -> Self:
-        """A layer made to fit its parameters."""
+        """Make a layer whose arguments fit the parameters."""
         arguments = read_arguments(parameters, num_heads, source)
         dtype = as_floats("out_proj.weight", parameters["out_proj.weight"]).dtype
         layer = cls(**arguments, **options, dtype=dtype)
@@ -370,10 +369,10 @@ class MultiheadParameters:
         return layer
 
     def train(self, mode: bool = True) -> Self:
-        """Switch dropout on, or off with False; returns the layer."""
+        """Turn dropout on, or off with False, and return the layer."""
         self.training = check_flag("mode", mode)
         return self
 
     def eval(self) -> Self:
-        """Switch dropout off; returns the layer."""
+        """Turn dropout off and return the layer."""
         return self.train(False)

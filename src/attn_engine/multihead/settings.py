@@ -1,4 +1,4 @@
-"""What a `MultiheadAttention` is asked to be, checked, and the parameters that follow from it."""
+"""The checked constructor arguments of `MultiheadAttention`, and the shapes of its parameters."""
 
 from typing import Any, NamedTuple
 
@@ -8,7 +8,7 @@ from ..inputs.arrays import as_dtype, compute_type
 from ..inputs.options import check_count, check_flag
 from ..shapes.words import Shape
 
-# All that some layer has, in torch's order.
+# The names of all parameters that a layer can have, in torch's order.
 NAMES = (
     *("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight", "in_proj_bias"),
     *("bias_k", "bias_v", "out_proj.weight", "out_proj.bias"),
@@ -16,7 +16,7 @@ NAMES = (
 
 
 class LayerSettings(NamedTuple):
-    """The arguments of a layer, checked, and what follows from them."""
+    """The checked arguments of a layer, and sizes that follow from them."""
 
     embed_dim: int
     num_heads: int
@@ -34,7 +34,7 @@ class LayerSettings(NamedTuple):
     compute: np.dtype  # what is computed in, and parameters are held in
 
     def shapes(self) -> dict[str, Shape]:
-        """The shape of every parameter, in torch's order."""
+        """Return the shape of every parameter, in torch's order."""
         embed_dim, kv_dim = self.embed_dim, self.kv_dim
         rows = embed_dim + 2 * kv_dim
         shapes: dict[str, Shape] = {}
@@ -66,7 +66,7 @@ def check_settings(
     batch_first: Any,
     dtype: Any,
 ) -> LayerSettings:
-    """The constructor's arguments."""
+    """Check the constructor's arguments."""
     embed_dim = check_count("embed_dim", embed_dim)
     num_heads = check_count("num_heads", num_heads)
     num_kv_heads = num_heads if num_kv_heads is None else check_count("num_kv_heads", num_kv_heads)

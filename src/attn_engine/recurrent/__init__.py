@@ -1,1 +1,1 @@
-"""Attention of recurrent networks: additive (Bahdanau), Luong's three, monotonic."""
+"""Attention of recurrent networks: additive (Bahdanau), three scores of Luong, and monotonic."""

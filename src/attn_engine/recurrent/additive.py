@@ -1,4 +1,4 @@
-"""Additive attention of recurrent networks: the public functions, without arithmetic."""
+"""Public functions of additive attention for recurrent networks; the kernels do the arithmetic."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def additive_attention(
     out: np.ndarray | None = None,
     num_threads: int | None = None,
 ) -> ContextResult:
-    r"""Bahdanau's attention: scores from a small network with one hidden layer.
+    r"""Attend with Bahdanau's score, a small network with one hidden layer.
 
     .. math:: e_{ij} = v_a \cdot \tanh(W_a s_i + U_a h_j + b), \quad
               \mathrm{context}_i = \sum_j \mathrm{softmax}_j(e_{ij})\, h_j
@@ -42,55 +42,55 @@ def additive_attention(
     Parameters
     ----------
     query : array_like, shape (d_s,), (T_dec, d_s), (batch, d_s) or (batch, T_dec, d_s)
-        Decoder states; one axis less than `keys` is one step. float16, bfloat16 (of ml_dtypes),
-        float32 or float64; all other arrays have the same dtype.
-    keys : array_like, shape (T_enc, d_h) or (batch, T_enc, d_h); or what `project_keys` returns
+        Decoder states; one axis less than `keys` means a single step. float16, bfloat16 (of
+        ml_dtypes), float32 or float64; all other arrays have the same dtype.
+    keys : array_like, shape (T_enc, d_h) or (batch, T_enc, d_h), or the result of `project_keys`
         Encoder states.
     W_a : array_like, shape (d_attn, d_s), or None
-        None: `query` is projected already, d_s being d_attn.
+        With None, `query` is already projected and d_s is d_attn.
     U_a : array_like, shape (d_attn, d_h), or None
-        None: `keys` are projected already, d_h being d_attn, and are the values too unless others
-        are given.
+        With None, `keys` are already projected and d_h is d_attn; they are also the values unless
+        `values` are given.
     v_a : array_like, shape (d_attn,)
     values : array_like, shape (..., T_enc, d_v), optional
-        What the context is made of, `keys` by default.
+        The vectors that are averaged into the context, `keys` by default.
     bias : array_like, shape (d_attn,), optional
-        None is the same as zeros, bit for bit.
+        None gives the same bits as zeros.
     mask : array_like, shape (T_enc,), (batch, T_enc) or (batch, T_dec, T_enc), optional
-        Boolean: True = attend. Floating: added to the scores; only -inf hides.
+        Boolean: True = attend. Floating: added to the scores; only -inf hides a key.
     key_lengths : array_like of int, shape (batch,), optional
-        Keys from there on are padding (a single integer without a batch axis).
+        Number of keys that are not padding (a single integer without a batch axis).
     num_heads : int
         Split d_attn and d_v into this many groups, attend in each and concatenate.
     v_scale : float, optional
         Use ``v_scale * v_a / norm(v_a)`` for `v_a`.
     location : array_like, shape (..., T_enc, d_attn), optional
-        One more term inside tanh, for one decoder step: features of the weights before it.
+        One more term inside tanh, for one decoder step: features of the previous step's weights.
     out : ndarray, optional
-        Where to write the context: its exact shape and dtype, sharing no memory with an input.
+        Array for the context, of its exact shape and dtype; it must share no memory with inputs.
     num_threads : int, optional
-        Upper bound for this call; see `set_num_threads` for the default.
+        Upper bound for this call; `set_num_threads` describes the default.
 
     Returns
     -------
-    context : ndarray, shape of `query` with d_v for d_s, in its dtype
-    weights : ndarray, shape of `query` with T_enc for d_s
-        (..., num_heads, T_dec, T_enc) with several heads. Each row sums to 1; padding has 0, and a
-        row that sees no key is 0, in the context too.
+    context : ndarray, shape of `query` with d_v in place of d_s, in its dtype
+    weights : ndarray, shape of `query` with T_enc in place of d_s
+        (..., num_heads, T_dec, T_enc) with several heads. Each row sums to 1; padding gets 0. A row
+        that sees no key is 0, and so is its context.
 
     Raises
     ------
     ValueError
-        A shape or a value is wrong. Nothing has been written then.
+        A shape or a value is wrong. In that case nothing has been written.
     TypeError
-        An argument is of a wrong kind.
+        An argument has a wrong type.
     MemoryError
-        No memory for the result or for scratch space.
+        There is not enough memory for the result or for scratch space.
 
     Notes
     -----
-    The error of a score is at most ``(4 + d_attn / 16) * u * sum(abs(v_a))`` beside that of the
-    projections, u being the unit roundoff of float32, or of float64 for float64 arrays.
+    The error of a score is at most ``(4 + d_attn / 16) * u * sum(abs(v_a))`` plus the error of
+    the projections. u is the unit roundoff of float32, or of float64 for float64 arrays.
 
     References
     ----------
@@ -147,27 +147,27 @@ def additive_attention(
 def project_keys(
     keys: ArrayLike, U_a: ArrayLike | None, *, num_threads: int | None = None
 ) -> ProjectedKeys:
-    """Do once what every decoder step of `additive_attention` needs of the encoder states.
+    """Prepare encoder states once for all decoder steps of `additive_attention`.
 
     Parameters
     ----------
     keys : array_like, shape (T_enc, d_h) or (batch, T_enc, d_h)
         Encoder states.
     U_a : array_like, shape (d_attn, d_h), or None
-        None: `keys` are projected already.
+        With None, `keys` are already projected.
     num_threads : int, optional
         As in `additive_attention`.
 
     Returns
     -------
     ProjectedKeys
-        For `additive_attention`, as its `keys`, with None for its `U_a`. It holds `keys` themselves
-        as the values: they must not change in between.
+        Pass it to `additive_attention` as `keys`, with None for `U_a`. It refers to `keys`, which
+        are also the values, so they must not be changed while it is in use.
 
     Raises
     ------
     ValueError, TypeError, MemoryError
-        As `additive_attention`.
+        As in `additive_attention`.
 
     Examples
     --------
@@ -195,7 +195,7 @@ def concat_attention(
     out: np.ndarray | None = None,
     num_threads: int | None = None,
 ) -> ContextResult:
-    r"""Luong's "concat" score: `additive_attention` with its two matrices side by side.
+    r"""Attend with Luong's "concat" score: `additive_attention` with its two matrices joined.
 
     .. math:: e_{ij} = v \cdot \tanh(W_c [s_i; h_j])
 
@@ -212,12 +212,12 @@ def concat_attention(
     Returns
     -------
     context, weights : ndarray
-        As of `additive_attention`.
+        As in `additive_attention`.
 
     Raises
     ------
     ValueError, TypeError, MemoryError
-        As `additive_attention`.
+        As in `additive_attention`.
 
     References
     ----------

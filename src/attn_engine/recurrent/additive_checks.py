@@ -1,4 +1,4 @@
-"""Check the arguments of additive attention; nothing is made here but the direction of v_a."""
+"""Check the arguments of additive attention; of new arrays, only the direction of v_a is made."""
 
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from .prepared_keys import ProjectedKeys
 
 
 def check_keys(keys: Any, U_a: Any) -> tuple[np.ndarray, np.ndarray | None]:
-    """The arguments of `project_keys`, that fit."""
+    """Check the arguments of `project_keys` and return them as arrays."""
     keys = as_floats("keys", keys)
     if U_a is not None:
         U_a = as_floats("U_a", U_a)
@@ -25,7 +25,7 @@ def check_keys(keys: Any, U_a: Any) -> tuple[np.ndarray, np.ndarray | None]:
 
 
 def _vector(name: str, v: np.ndarray, v_scale: Any) -> np.ndarray:
-    """v_a in the compute type, of length v_scale if one is given."""
+    """Return v_a in the compute type, scaled to length v_scale if one is given."""
     compute = compute_type(v.dtype)
     if v_scale is None:
         return np.ascontiguousarray(v, compute)
@@ -41,7 +41,7 @@ def _vector(name: str, v: np.ndarray, v_scale: Any) -> np.ndarray:
 
 
 def direction_of(v: np.ndarray) -> tuple[np.ndarray, np.float64]:
-    """v divided by its length, and that, in float64; no tiny or huge number is squared."""
+    """Return v divided by its length, and the length, in float64; no square overflows."""
     wide = v.astype(np.float64)
     largest = np.abs(wide).max(initial=0)
     wide = wide / largest
@@ -50,7 +50,7 @@ def direction_of(v: np.ndarray) -> tuple[np.ndarray, np.float64]:
 
 
 def _shaped(name: str, value: Any, axes: Words, expected: Shape, model: np.ndarray) -> np.ndarray:
-    """An array of query's dtype in exactly this shape."""
+    """Return an array after checking that it has query's dtype and exactly this shape."""
     array = as_floats(name, value)
     check_same_dtype(name, array, "query", model)
     if array.shape != expected:
@@ -60,7 +60,7 @@ def _shaped(name: str, value: Any, axes: Words, expected: Shape, model: np.ndarr
 
 
 class CheckedAdditive(NamedTuple):
-    """A call of `additive_attention` whose arguments are right; nothing is made for it yet."""
+    """A checked call of `additive_attention`; nothing is allocated for it yet."""
 
     states: States
     prepared: ProjectedKeys | None
@@ -77,22 +77,22 @@ class CheckedAdditive(NamedTuple):
 
     @property
     def shape(self) -> Shape:
-        """The context's shape."""
+        """The shape of the context."""
         return self.states.context_shape
 
     @property
     def axes(self) -> str:
-        """The words for it."""
+        """The names of the context's axes."""
         return self.states.context_axes
 
     @property
     def sizes(self) -> Sizes:
-        """How much there is of everything, for the core."""
+        """The sizes of the call, as the core reads them."""
         return sizes_of(self.states, len(self.v), self.heads)
 
     @property
     def uses_exponentials(self) -> bool:
-        """Whether those of prepared keys serve."""
+        """Whether the exponentials of prepared keys can be used."""
         return self.prepared is not None and self.heads == 1 and self.location is None
 
 
@@ -113,7 +113,7 @@ def additive(
     out: Any,
     threads: int,
 ) -> CheckedAdditive:
-    """Check the arguments of `additive_attention`; raise all that it documents."""
+    """Check the arguments of `additive_attention`; raise every error that it documents."""
     prepared = keys if isinstance(keys, ProjectedKeys) else None
     if prepared is not None and U_a is not None:
         raise ValueError("U_a: the keys are projected already; pass None")
@@ -151,7 +151,7 @@ def additive(
 
 
 def _check_additive_out(call: CheckedAdditive, others: dict[str, Any]) -> None:
-    """Check `out`, last of all."""
+    """Check `out` after all other arguments."""
     if call.out is not None:
         s = call.states
         inputs = {"query": s.query, "keys": s.keys, "values": s.values, "mask": call.mask}
@@ -163,7 +163,7 @@ def concat(
     query: Any, keys: Any, W_c: Any, v: Any, values: Any, *, mask: Any, key_lengths: Any,
     num_heads: Any, out: Any, threads: int,
 ) -> CheckedAdditive:  # fmt: skip
-    """Check the arguments of `concat_attention`; raise all that it documents."""
+    """Check the arguments of `concat_attention`; raise every error that it documents."""
     beside = {"mask": mask, "key_lengths": key_lengths}
     s, matrices = states(query, keys, values, CONCAT, {"W_c": W_c, "v": v}, **beside)
     W_c, v, d_s = matrices["W_c"], _vector("v", matrices["v"], None), s.query.shape[-1]

@@ -1,4 +1,4 @@
-"""The backward pass of recurrent networks' attentions: the public functions."""
+"""Public functions for the backward passes of recurrent networks' attentions."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def additive_attention_backward(
     needs: Iterable[str] = ADDITIVE,
     num_threads: int | None = None,
 ) -> AdditiveGradients:
-    r"""Gradients of `additive_attention` by its inputs, from the weights it returned.
+    r"""Compute gradients of `additive_attention` by its inputs, from the weights it returned.
 
     .. math::
 
@@ -49,50 +49,50 @@ def additive_attention_backward(
         d(W_a s_i) = v_a \circ \sum_j dS_{ij} (1 - t_{ij}^2), \quad
         dv_a = \sum_{ij} dS_{ij}\, t_{ij}
 
-    with dP the gradient of the weights and :math:`t_{ij} = \tanh(W_a s_i + U_a h_j + b)`, made
-    again tile by tile and never stored.
+    with dP the gradient by the weights and :math:`t_{ij} = \tanh(W_a s_i + U_a h_j + b)`, which is
+    recomputed tile by tile and never stored.
 
     Parameters
     ----------
     grad_context : array_like, shape of the context
-        Gradient by the context, in its dtype; any strides.
+        Gradient by the context, in the context's dtype, with any strides.
     query, keys, W_a, U_a, v_a, values, bias, num_heads, v_scale, location
-        As the forward was given; `keys` as states, not as `project_keys` returns them.
+        As passed to the forward call; `keys` are the states, not the result of `project_keys`.
     weights : array_like, shape (..., T_dec, T_enc)
-        What the forward returned. They say what was hidden, whose weight is 0: masks and lengths
-        are not needed again, and a floating mask has no gradient. Weights of another call are
-        noticed only by rows that are negative or do not sum to 1.
+        What the forward call returned. A weight of 0 marks a hidden key, so masks and lengths are
+        not needed again, and a floating mask has no gradient. Weights of a different call are
+        detected only if one is negative or a row does not sum to 1.
     grad_weights : array_like, shape of the weights, optional
-        Gradient by the weights, in their dtype, for losses on the alignment.
+        Gradient by the weights, in their dtype, for losses that depend on the alignment.
     needs : iterable of str
         Which gradients to compute, by the names of the result; the others are None. A name whose
-        argument was not given gives None too.
+        argument was not given is None as well.
     num_threads : int, optional
-        Upper bound for this call; see `set_num_threads` for the default.
+        Upper bound for this call; `set_num_threads` describes the default.
 
     Returns
     -------
     query, keys, W_a, U_a, v_a, values, bias, location : ndarray
-        In the shape and dtype of the argument. Without `values` the gradient of `keys` has theirs
-        too.
+        In the shape and dtype of the argument. Without `values`, the gradient of `keys` includes
+        the part that reaches them as values.
     v_scale : ndarray, shape ()
 
     Raises
     ------
     ValueError
-        A shape or a value is wrong: rows of weights that do not sum to 1. Nothing is returned then.
+        A shape or a value is wrong, or a row of weights does not sum to 1. Nothing is returned.
     TypeError
-        An argument is of a wrong kind.
+        An argument has a wrong type.
     MemoryError
-        No memory for the gradients or for scratch space.
+        There is not enough memory for the gradients or for scratch space.
 
     Notes
     -----
-    The kernel's sums have the same bits whatever the number of threads; the products with W_a and
-    U_a are NumPy's. What is hidden gets and gives a gradient of exactly 0, and so does a row that
-    sees no key. A row whose weights are NaN does not tell which keys were hidden from it: all keys
-    of its entry then get NaN. float16 and bfloat16 are computed in float32 and rounded once at the
-    end.
+    The kernel's sums have the same bits for any number of threads; the products with W_a and U_a
+    are NumPy's. A hidden key gets a gradient of exactly 0 and adds nothing to others, and neither
+    does a row that sees no key. If the weights of a row are NaN they do not tell which keys were
+    hidden, and all keys of its entry get NaN. float16 and bfloat16 are computed in float32 and
+    rounded once at the end.
 
     References
     ----------
@@ -130,14 +130,14 @@ def concat_attention_backward(
     needs: Iterable[str] = CONCAT,
     num_threads: int | None = None,
 ) -> ConcatGradients:
-    """Gradients of `concat_attention` by its inputs, from the weights it returned.
+    """Compute gradients of `concat_attention` by its inputs, from the weights it returned.
 
     Parameters
     ----------
     grad_context, weights, grad_weights, needs, num_threads
         As in `additive_attention_backward`.
     query, keys, W_c, v, values, num_heads
-        As the forward was given.
+        As passed to the forward call.
 
     Returns
     -------
@@ -147,7 +147,7 @@ def concat_attention_backward(
     Raises
     ------
     ValueError, TypeError, MemoryError
-        As `additive_attention_backward`.
+        As in `additive_attention_backward`.
     """
     inputs = {"query": query, "keys": keys, "W_c": W_c, "v": v, "values": values}
     given = grad_context, weights, grad_weights, needs, num_heads
@@ -169,14 +169,14 @@ def general_attention_backward(
     needs: Iterable[str] = GENERAL,
     num_threads: int | None = None,
 ) -> GeneralGradients:
-    """Gradients of `general_attention` by its inputs, from the weights it returned.
+    """Compute gradients of `general_attention` by its inputs, from the weights it returned.
 
     Parameters
     ----------
     grad_context, weights, grad_weights, needs, num_threads
         As in `additive_attention_backward`.
     query, keys, W, values, num_heads
-        As the forward was given.
+        As passed to the forward call.
 
     Returns
     -------
@@ -186,7 +186,7 @@ def general_attention_backward(
     Raises
     ------
     ValueError, TypeError, MemoryError
-        As `additive_attention_backward`.
+        As in `additive_attention_backward`.
     """
     inputs = {"query": query, "keys": keys, "W": W, "values": values}
     given = grad_context, weights, grad_weights, needs, num_heads
@@ -206,14 +206,14 @@ def dot_attention_backward(
     needs: Iterable[str] = DOT,
     num_threads: int | None = None,
 ) -> DotGradients:
-    """Gradients of `dot_attention` by its inputs, from the weights it returned.
+    """Compute gradients of `dot_attention` by its inputs, from the weights it returned.
 
     Parameters
     ----------
     grad_context, weights, grad_weights, needs, num_threads
         As in `additive_attention_backward`.
     query, keys, values
-        As the forward was given.
+        As passed to the forward call.
 
     Returns
     -------
@@ -223,7 +223,7 @@ def dot_attention_backward(
     Raises
     ------
     ValueError, TypeError, MemoryError
-        As `additive_attention_backward`.
+        As in `additive_attention_backward`.
     """
     inputs = {"query": query, "keys": keys, "values": values}
     given = grad_context, weights, grad_weights, needs, 1
@@ -237,7 +237,7 @@ def _run(
     num_threads: int | None,
     inputs: dict[str, Any],
 ) -> dict[str, np.ndarray | None]:
-    """Check a call, run the core where anything is wanted of it, and finish what it left."""
+    """Check a call, run the core if any gradient needs it, and compute the remaining products."""
     call = check(*given, resolve_threads(num_threads), inputs)
     if call.gradients:
         _backward(call.core, call.given, call.wanted)

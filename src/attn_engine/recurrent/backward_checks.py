@@ -1,7 +1,7 @@
-"""The backward pass of recurrent networks' attentions around the core: checks, and products.
+"""Checks and matrix products of the backward passes of recurrent networks' attentions.
 
-The core has the gradients of projected arrays; those of matrices and of what they project are
-NumPy's products with them. Shapes are checked by the forward's own checks.
+The core computes the gradients of projected arrays. Gradients of the matrices, and of the arrays
+that they project, are NumPy products made here. The forward's own checks check the shapes.
 """
 
 from collections.abc import Iterable
@@ -33,11 +33,11 @@ ADDITIVE = ("query", "keys", "W_a", "U_a", "v_a", "values", "bias", "v_scale", "
 CONCAT = ("query", "keys", "W_c", "v", "values")
 GENERAL = ("query", "keys", "W", "values")
 DOT = ("query", "keys", "values")
-_SLACK = 2.0**-5  # of weights, which 16 bits may have rounded
+_SLACK = 2.0**-5  # tolerance for weights that may have been rounded to 16 bits
 
 
 class CoreGiven(NamedTuple):
-    """The weights, and gradients by the results, as the core reads them."""
+    """The weights and the gradients by context and weights, as the core reads them."""
 
     grad_output: np.ndarray
     weights: np.ndarray
@@ -45,7 +45,7 @@ class CoreGiven(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """Zeros of the compute type that the core adds gradients to; None where none is wanted."""
+    """Zeros of the compute type to which the core adds gradients; None where none is wanted."""
 
     query: np.ndarray | None
     key: np.ndarray | None
@@ -54,25 +54,25 @@ class Wanted(NamedTuple):
 
 
 class ClassicBackward(NamedTuple):
-    """A checked call: what the core takes, the gradients it adds to, and what was given."""
+    """A checked call: the core's arguments, the gradients it adds to, and the user's inputs."""
 
-    core: AdditiveCall  # the forward's
+    core: AdditiveCall  # of the forward call
     given: CoreGiven
     wanted: Wanted
     gradients: dict[
         str, np.ndarray
-    ]  # those of `wanted`: "query", "keys" (projected), "values", "v": as wanted
-    inputs: dict[str, Any]  # by the names of the result; None for what was not given
+    ]  # the arrays of `wanted` by name: "query", "keys" (projected), "values", "v"
+    inputs: dict[str, Any]  # by the names of the result; None for an argument that was not given
     needs: frozenset[str]
 
     def deliver(self, all_gradients: dict[str, np.ndarray | None]) -> dict[str, np.ndarray | None]:
-        """Those of the gradients that were asked for, in the dtype of the query."""
+        """Return the gradients that were asked for, in the dtype of the query."""
         asked = {name: x if name in self.needs else None for name, x in all_gradients.items()}
         dtype = native(self.inputs["query"].dtype)
         return {name: None if x is None else rounded_to(x, dtype) for name, x in asked.items()}
 
     def additive(self) -> dict[str, np.ndarray | None]:
-        """Gradients of `additive_attention`'s arguments, after the core has run."""
+        """Return the gradients of `additive_attention`'s arguments, after the core has run."""
         of, given = self.gradients, self.inputs
         query, keys = of.get("query"), of.get("keys")
         to_bias = to_v = to_v_scale = None
@@ -95,7 +95,7 @@ class ClassicBackward(NamedTuple):
         )
 
     def concat(self) -> dict[str, np.ndarray | None]:
-        """Gradients of `concat_attention`'s arguments, after the core has run."""
+        """Return the gradients of `concat_attention`'s arguments, after the core has run."""
         of, given = self.gradients, self.inputs
         query, keys = of.get("query"), of.get("keys")
         W_c, to_matrix = given["W_c"], None
@@ -114,7 +114,7 @@ class ClassicBackward(NamedTuple):
         )
 
     def luong(self) -> dict[str, np.ndarray | None]:
-        """Gradients of `dot_attention`'s or `general_attention`'s arguments, after the core ran."""
+        """Return the gradients of `dot_attention` or `general_attention`, after the core ran."""
         of, given = self.gradients, self.inputs
         query, W = of.get("query"), given.get("W")
         to_matrix = _of_matrix(query, given["query"], W)
@@ -128,7 +128,7 @@ class ClassicBackward(NamedTuple):
         return self.deliver(result)
 
     def _of_keys(self, to_keys: np.ndarray | None) -> np.ndarray | None:
-        """Keys that are the values too have both gradients."""
+        """Add both gradients of keys that are also the values."""
         if self.inputs["values"] is not None or "keys" not in self.needs:
             return to_keys
         values = self.gradients["values"]
@@ -137,21 +137,21 @@ class ClassicBackward(NamedTuple):
 
 
 def _projected_back(gradient: np.ndarray | None, matrix: np.ndarray | None) -> np.ndarray | None:
-    """The gradient by x of x @ matrix^T; x itself without a matrix."""
+    """Return the gradient by x of x @ matrix^T, which is `gradient` itself without a matrix."""
     return gradient if gradient is None or matrix is None else gradient_of_tokens(gradient, matrix)
 
 
 def _of_matrix(
     gradient: np.ndarray | None, x: np.ndarray, matrix: np.ndarray | None
 ) -> np.ndarray | None:
-    """The gradient by the matrix of x @ matrix^T, if there is one."""
+    """Return the gradient by the matrix of x @ matrix^T, or None without a matrix."""
     return None if gradient is None or matrix is None else gradient_of_weight(gradient, x)
 
 
 def _of_vector(
     gradient: np.ndarray, v_a: np.ndarray, v_scale: float | None
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """Gradients by v_a and v_scale from that by v_scale * v_a / norm(v_a)."""
+    """Return the gradients by v_a and v_scale from that by v_scale * v_a / norm(v_a)."""
     if v_scale is None:
         return gradient, None
     compute = gradient.dtype
@@ -167,7 +167,7 @@ def additive_backward(
     grad_context: Any, weights: Any, grad_weights: Any, needs: Any, num_heads: Any, threads: int,
     inputs: dict[str, Any],
 ) -> ClassicBackward:  # fmt: skip
-    """Check the arguments of `additive_attention_backward`; raise all that it documents."""
+    """Check the arguments of `additive_attention_backward`; raise every error that it documents."""
     needs = _needs_of(needs, ADDITIVE, inputs)
     wanted = {
         "query": needs & {"query", "W_a", "bias"},
@@ -189,7 +189,7 @@ def additive_backward(
 
 
 def _plain_core(inputs: dict[str, Any], num_heads: Any, threads: int) -> AdditiveCall | None:
-    """What the core reads if projected arrays are all there is and nothing is unusual."""
+    """Return the core's call if all arrays are projected and need no conversion, else None."""
     keys, values = inputs["keys"], inputs["values"]
     if (
         inputs["W_a"] is inputs["U_a"] is inputs["bias"] is None
@@ -207,7 +207,7 @@ def concat_backward(
     grad_context: Any, weights: Any, grad_weights: Any, needs: Any, num_heads: Any, threads: int,
     inputs: dict[str, Any],
 ) -> ClassicBackward:  # fmt: skip
-    """Check the arguments of `concat_attention_backward`; raise all that it documents."""
+    """Check the arguments of `concat_attention_backward`; raise every error that it documents."""
     needs = _needs_of(needs, CONCAT, inputs)
     inputs = as_arrays(inputs)
     forward = additive_checks.concat(
@@ -223,12 +223,12 @@ def concat_backward(
 
 
 def _needs_of(needs: Any, names: tuple[str, ...], inputs: dict[str, Any]) -> frozenset[str]:
-    """Names of the gradients that are asked for, of what is given."""
+    """Return the names of the gradients that are asked for and whose argument was given."""
     return frozenset(name for name in check_needs(needs, names) if inputs[name] is not None)
 
 
 def as_arrays(inputs: dict[str, Any], without: Iterable[str] = ()) -> dict[str, Any]:
-    """What is given, as arrays of floats."""
+    """Return the given inputs as arrays of floats, except those named in `without`."""
     return {
         name: x if x is None or name in without else as_floats(name, x)
         for name, x in inputs.items()
@@ -242,7 +242,7 @@ def _of_additive(
     inputs: dict[str, Any],
     needs: frozenset[str],
 ) -> ClassicBackward:
-    """The core's call, from a checked forward."""
+    """Make the core's call from a checked forward call."""
     s, heads = forward.states, forward.heads
     dtype = native(s.query.dtype)
     given = check_cotangents(forward.shape, weights_shape(s, heads), bool(s.batch), dtype, *given)
@@ -259,7 +259,7 @@ def luong_backward(
     grad_context: Any, weights: Any, grad_weights: Any, needs: Any, num_heads: Any, threads: int,
     inputs: dict[str, Any],
 ) -> ClassicBackward:  # fmt: skip
-    """Check `general_attention_backward`'s arguments, or `dot_attention_backward`'s, without W."""
+    """Check the arguments of `general_attention_backward`, or of `dot_attention_backward`."""
     needs = _needs_of(needs, GENERAL if "W" in inputs else DOT, inputs)
     inputs = as_arrays(inputs)
     options = {"mask": None, "key_lengths": None, "out": None, "threads": threads}
@@ -287,7 +287,7 @@ def _core_call(
     inputs: dict[str, Any],
     needs: frozenset[str],
 ) -> ClassicBackward:
-    """The core's call, with zeros for what it is to add to."""
+    """Make the core's call, with zeros to which it adds the gradients."""
     wanted["values"] = needs & {"keys" if inputs["values"] is None else "values"}
     compute = compute_type(inputs["query"].dtype)
     arrays = {"query": core.query, "keys": core.key, "values": core.value, "v": core.v}
@@ -305,7 +305,7 @@ def check_cotangents(
     weights: Any,
     grad_weights: Any,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """The gradient by the context, the weights, and the gradient by them, that fit."""
+    """Check the weights and the gradients by context and weights; return them as arrays."""
     batch = ("batch",) * batched
     steps = ("T_dec",) * (len(shape) - 1 - len(batch))
     heads = ("num_heads",) * (len(weights_shape) - len(shape))
@@ -322,7 +322,7 @@ def check_cotangents(
 def _as_read(
     grad_context: np.ndarray, weights: np.ndarray, grad_weights: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """The same, where the core can read them."""
+    """Return the same arrays in layouts that the core can read."""
     weights, grad_weights = (
         None if x is None else np.ascontiguousarray(x, native(x.dtype))
         for x in (weights, grad_weights)
@@ -331,12 +331,12 @@ def _as_read(
 
 
 def _check_weights(weights: np.ndarray) -> None:
-    """None is below 0, and those of a row sum to 1, or to 0 where nothing is seen."""
-    few = distinct(weights)  # rows that are there several times are looked at once
+    """Raise ValueError unless weights are at least 0 and every row sums to 1, or to 0."""
+    few = distinct(weights)  # a row that broadcasting repeats is checked once
     weights = np.broadcast_to(few, (*few.shape[:-1], weights.shape[-1]))
     with np.errstate(all="ignore"):
         sums = np.add.reduce(weights, -1, compute_type(weights.dtype))
-        wrong = np.abs(sums * (sums - 1)) > _SLACK  # NaN passes: it is propagated
+        wrong = np.abs(sums * (sums - 1)) > _SLACK  # NaN passes: gradients become NaN
         lowest = np.minimum.reduce(weights, None, initial=0)
     if lowest < -_SLACK:
         wrong = weights.min(-1) < -_SLACK

@@ -1,7 +1,7 @@
-"""Check the arguments of the attentions of recurrent networks; nothing is made here.
+"""Check the arguments of the attentions of recurrent networks; nothing is allocated here.
 
-Words for axes are those of that literature: T_dec decoder states of size d_s, T_enc encoder states
-of size d_h, d_attn between them. A query with one axis less than the keys is one decoder step.
+Axes have the names of the papers: T_dec decoder states of size d_s, T_enc encoder states of size
+d_h, and d_attn between them. A query with one axis less than the keys is a single decoder step.
 """
 
 from typing import Any, NamedTuple
@@ -18,23 +18,23 @@ from .prepared_keys import ProjectedKeys
 
 
 class States(NamedTuple):
-    """Query, keys and values that fit together."""
+    """Query, keys and values whose shapes fit together."""
 
     query: np.ndarray
     keys: np.ndarray
     values: np.ndarray
     batch: Shape
-    steps: Shape  # (T_dec,), or () for one decoder step without that axis
+    steps: Shape  # (T_dec,), or () for a single decoder step without that axis
     n_kv: int
 
     @property
     def context_shape(self) -> Shape:
-        """Query's, with d_v for d_s."""
+        """The query's shape with d_v in place of d_s."""
         return (*self.query.shape[:-1], self.values.shape[-1])
 
     @property
     def context_axes(self) -> str:
-        """The words for `context_shape`."""
+        """The names of the axes of `context_shape`."""
         return f"({'batch, ' * bool(self.batch)}{'T_dec, ' * bool(self.steps)}d_v)"
 
 
@@ -47,10 +47,10 @@ def states(
     prepared: ProjectedKeys | None = None,
     **beside: Any,
 ) -> tuple[States, dict[str, np.ndarray]]:
-    """The arrays of a call and the matrices of its score, of one dtype and sizes that fit.
+    """Check that the arrays and matrices of a call have one dtype and sizes that fit.
 
-    Keys that are `prepared` have the sizes of those that they were made of. The mask and lengths
-    `beside` them are not checked here.
+    For `prepared` keys, sizes are those of the states they were made from. The mask and lengths
+    in `beside` appear in error messages only; they are checked elsewhere.
     """
     given = {"query": query, "keys": keys}
     given |= {} if values is None else {"values": values}
@@ -71,7 +71,7 @@ def states(
 
 
 def check_mask(mask: Any, s: States) -> np.ndarray | None:
-    """A mask in one of the shapes there are, as (batch or 1, T_dec or 1, T_enc)."""
+    """Check a mask and return it as (batch or 1, T_dec or 1, T_enc)."""
     if mask is None:
         return None
     mask = as_mask("mask", mask)
@@ -90,14 +90,14 @@ def check_mask(mask: Any, s: States) -> np.ndarray | None:
 
 
 def check_key_lengths(key_lengths: Any, s: States) -> np.ndarray | None:
-    """The lengths of the encoder's sequences, if they are given."""
+    """Check and return the lengths of the encoder's sequences, or None if there are none."""
     if key_lengths is None:
         return None
     return check_lengths("key_lengths", key_lengths, s.batch, s.n_kv, "T_enc")
 
 
 def check_heads(num_heads: Any, **sizes: int) -> int:
-    """A number of heads that divides the sizes."""
+    """Check and return a number of heads, which must divide the sizes."""
     heads = check_count("num_heads", num_heads)
     for word, size in sizes.items():
         if size % heads:
@@ -109,15 +109,15 @@ def check_heads(num_heads: Any, **sizes: int) -> int:
 
 
 def weights_shape(s: States, heads: int) -> Shape:
-    """(batch, num_heads, T_dec, T_enc), as far as the axes are there and heads several."""
+    """Return (batch, num_heads, T_dec, T_enc), without axes that are absent or a single head."""
     return (*s.batch, *((heads,) if heads > 1 else ()), *s.steps, s.n_kv)
 
 
 class CheckedLuong(NamedTuple):
-    """A call of `dot_attention` or `general_attention` that is right; nothing is made yet."""
+    """A checked call of `dot_attention` or `general_attention`; nothing is allocated yet."""
 
     states: States
-    matrix: np.ndarray | None  # what the query is multiplied by, transposed
+    matrix: np.ndarray | None  # transposed factor of the query
     heads: int
     mask: np.ndarray | None
     lengths: np.ndarray | None
@@ -126,22 +126,22 @@ class CheckedLuong(NamedTuple):
 
     @property
     def shape(self) -> Shape:
-        """The context's shape."""
+        """The shape of the context."""
         return self.states.context_shape
 
     @property
     def axes(self) -> str:
-        """The words for it."""
+        """The names of the context's axes."""
         return self.states.context_axes
 
     @property
     def sizes(self) -> Sizes:
-        """How much there is of everything, for the core."""
+        """The sizes of the call, as the core reads them."""
         return sizes_of(self.states, self.states.keys.shape[-1], self.heads)
 
 
 def sizes_of(s: States, d: int, heads: int) -> Sizes:
-    """How much there is of everything, for the core, with rows of d numbers that are scored."""
+    """Return the sizes of a call as the core reads them; score vectors have d numbers."""
     batch, n_q = (*s.batch, 1)[0], (*s.steps, 1)[0]
     return Sizes(batch, heads, heads, n_q, s.n_kv, d // heads, s.values.shape[-1] // heads)
 
@@ -149,7 +149,7 @@ def sizes_of(s: States, d: int, heads: int) -> Sizes:
 def dot(
     query: Any, keys: Any, values: Any, *, mask: Any, key_lengths: Any, out: Any, threads: int
 ) -> CheckedLuong:
-    """Check the arguments of `dot_attention`; raise all that it documents."""
+    """Check the arguments of `dot_attention`; raise every error that it documents."""
     s, _ = states(query, keys, values, DOT, {}, mask=mask, key_lengths=key_lengths)
     return _luong(s, None, 1, mask, key_lengths, out, threads)
 
@@ -166,7 +166,7 @@ def general(
     out: Any,
     threads: int,
 ) -> CheckedLuong:
-    """Check the arguments of `general_attention`; raise all that it documents."""
+    """Check the arguments of `general_attention`; raise every error that it documents."""
     beside = {"mask": mask, "key_lengths": key_lengths}
     s, matrices = states(query, keys, values, GENERAL, {"W": W}, **beside)
     heads = check_heads(num_heads, d_h=s.keys.shape[-1], d_v=s.values.shape[-1])
@@ -182,7 +182,7 @@ def _luong(
     out: Any,
     threads: int,
 ) -> CheckedLuong:
-    """Check what both have."""
+    """Check the arguments that dot and general attention share."""
     mask = check_mask(mask, s)
     lengths = check_key_lengths(key_lengths, s)
     if out is not None:

@@ -1,4 +1,4 @@
-"""The common step of additive attention, answered in a microsecond; checks do the rest."""
+"""A fast path for the usual decoder step of additive attention; other calls are checked in full."""
 
 from typing import Any
 
@@ -12,9 +12,9 @@ from .prepared_keys import ProjectedKeys
 def plain_step(
     query: Any, keys: Any, v_a: Any, values: Any, threads: int, room: bool = True
 ) -> AdditiveCall | None:
-    """What the core reads if nothing is unusual about these projected arrays, else None.
+    """Return the core's call if these projected arrays need no conversion, else None.
 
-    Without `room` there is none for results, which a backward pass does not want.
+    Without `room` no results are allocated; a backward pass needs none.
     """
     exponentials = None
     if type(keys) is ProjectedKeys:

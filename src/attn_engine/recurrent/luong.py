@@ -1,4 +1,4 @@
-"""Luong's dot and general scores: the public functions."""
+"""Public functions of Luong's dot and general scores."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def dot_attention(
     out: np.ndarray | None = None,
     num_threads: int | None = None,
 ) -> ContextResult:
-    r"""Luong's "dot" score, without a scale.
+    r"""Attend with Luong's "dot" score, without a scale.
 
     .. math:: e_{ij} = s_i \cdot h_j, \quad
               \mathrm{context}_i = \sum_j \mathrm{softmax}_j(e_{ij})\, h_j
@@ -33,21 +33,21 @@ def dot_attention(
     Parameters
     ----------
     query : array_like, shape (d_s,), (T_dec, d_s), (batch, d_s) or (batch, T_dec, d_s)
-        Decoder states; one axis less than `keys` is one step.
+        Decoder states; one axis less than `keys` means a single step.
     keys : array_like, shape (T_enc, d_h) or (batch, T_enc, d_h)
         Encoder states; d_h is d_s.
     values, mask, key_lengths, out, num_threads
-        As in `additive_attention`, dtypes too.
+        As in `additive_attention`; the dtypes are the same too.
 
     Returns
     -------
-    context : ndarray, shape of `query` with d_v for d_s
-    weights : ndarray, shape of `query` with T_enc for d_s
+    context : ndarray, shape of `query` with d_v in place of d_s
+    weights : ndarray, shape of `query` with T_enc in place of d_s
 
     Raises
     ------
     ValueError, TypeError, MemoryError
-        As `additive_attention`.
+        As in `additive_attention`.
 
     References
     ----------
@@ -86,7 +86,7 @@ def general_attention(
     out: np.ndarray | None = None,
     num_threads: int | None = None,
 ) -> ContextResult:
-    r"""Luong's "general" score: dot products after a projection of the decoder state.
+    r"""Attend with Luong's "general" score: dot products with a projected decoder state.
 
     .. math:: e_{ij} = s_i^T W h_j
 
@@ -104,16 +104,16 @@ def general_attention(
     Returns
     -------
     context, weights : ndarray
-        As of `dot_attention`; weights are (..., num_heads, T_dec, T_enc) with several heads.
+        As in `dot_attention`; weights are (..., num_heads, T_dec, T_enc) with several heads.
 
     Raises
     ------
     ValueError, TypeError, MemoryError
-        As `additive_attention`.
+        As in `additive_attention`.
 
     Notes
     -----
-    The projection is NumPy's product. For float16 and bfloat16 it stays in float32, and all is
+    The projection is a NumPy product. For float16 and bfloat16 it stays in float32, and results are
     rounded once at the end.
 
     References
@@ -135,7 +135,7 @@ def general_attention(
 
 
 def _result(checked: checks.CheckedLuong) -> ContextResult:
-    """Run a checked call; results of 16-bit inputs are rounded if they were computed wider."""
+    """Run a checked call; round the results of 16-bit inputs that were computed wider."""
     call = prepare_luong(checked)
     _attend(call.core)
     context = call.deliver()

@@ -23,37 +23,37 @@ from ..shapes.words import ShapeError, batch_words, in_words
 def monotonic_attention(
     p_choose: ArrayLike, previous_alignment: ArrayLike, mode: str = "parallel"
 ) -> np.ndarray:
-    r"""Where a reader who scans the keys from its last place onwards stops next.
+    r"""Compute the alignment of a reader who moves forward from its last position and stops once.
 
     .. math:: \alpha_j = p_j q_j, \quad q_j = (1 - p_{j-1})\, q_{j-1} + \alpha^{\mathrm{previous}}_j
 
     Parameters
     ----------
     p_choose : array_like, shape (..., T_enc)
-        Probability to stop at each key when it is reached, e.g. the sigmoid of a score. float16,
-        bfloat16 (of ml_dtypes), float32 or float64.
+        Probability to stop at each key when it is reached, for example the sigmoid of a score.
+        float16, bfloat16 (of ml_dtypes), float32 or float64.
     previous_alignment : array_like, shape and dtype of `p_choose`
-        The result of the step before; for the first one 1 at key 0 and 0 elsewhere.
+        The previous step's result; for the first step, 1 at key 0 and 0 elsewhere.
     mode : {"parallel", "hard"}
-        "parallel": the distribution over all readers, for training. "hard": the place of the one
-        who stops where `p_choose` is above 1/2.
+        "parallel": the distribution of stopping positions, for training. "hard": the position at
+        which a reader stops who always stops where `p_choose` is above 1/2.
 
     Returns
     -------
     alignment : ndarray, shape and dtype of `p_choose`
-        Its sum is less than that of `previous_alignment` by the readers who do not stop at all.
+        Its sum is below that of `previous_alignment` by the probability of never stopping.
 
     Raises
     ------
     ValueError
         Shapes differ, `p_choose` is not between 0 and 1, or the mode is unknown.
     TypeError
-        An argument is of a wrong kind.
+        An argument has a wrong type.
 
     Notes
     -----
-    The distribution is computed by its recursion, which has no division: products of many
-    ``1 - p_choose`` may underflow.
+    The recursion is evaluated as written. The closed form divides by products of ``1 - p_choose``,
+    which may underflow.
 
     References
     ----------
@@ -74,7 +74,7 @@ def monotonic_attention(
     if mode == "hard":
         p = (p > 0.5).astype(compute)
     alignment = np.empty_like(p)
-    passing = np.zeros(p.shape[:-1], compute)  # who comes from the keys before
+    passing = np.zeros(p.shape[:-1], compute)  # probability of coming from earlier keys
     with np.errstate(all="ignore"):
         for j in range(p.shape[-1]):
             arrived = passing + previous[..., j]
@@ -86,7 +86,7 @@ def monotonic_attention(
 def check_alignment(
     p_choose: Any, previous_alignment: Any, mode: Any
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The arguments, of one shape and dtype."""
+    """Check the arguments and return them with one shape and dtype."""
     if mode not in ("parallel", "hard"):
         raise ValueError(f'mode: got {mode!r}, expected "parallel" or "hard"')
     p = as_floats("p_choose", p_choose)

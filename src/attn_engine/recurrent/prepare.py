@@ -1,4 +1,4 @@
-"""From checked calls of recurrent networks' attentions to what the core reads."""
+"""Convert checked calls of recurrent networks' attentions to calls of the core."""
 
 from math import prod
 from typing import Any
@@ -14,7 +14,7 @@ from .checks import CheckedLuong, weights_shape
 
 
 def project(array: np.ndarray, matrix: np.ndarray | None) -> np.ndarray:
-    """`array` @ matrix^T in the compute type; just that type without a matrix."""
+    """Return `array` @ matrix^T, or `array` without a matrix, in the compute type."""
     compute = compute_type(array.dtype)
     if matrix is None:
         return walkable(array, compute)
@@ -22,15 +22,15 @@ def project(array: np.ndarray, matrix: np.ndarray | None) -> np.ndarray:
     *leading, d = array.shape
     if len(leading) > 1 and leading[0] > 1:  # one product is faster than one for each entry
         array = array.reshape(prod(leading), d)
-    with np.errstate(all="ignore"):  # padding may hold anything, infinities included
+    with np.errstate(all="ignore"):  # padding may hold any numbers, infinities included
         projected = array @ matrix.T.astype(compute, copy=False)
     return projected.reshape(*leading, len(matrix))
 
 
 def prepare_luong(call: CheckedLuong) -> Prepared:
-    """Multiply the query by the matrix, copy what the core cannot read, make room for results.
+    """Project the query, copy arrays that the core cannot read, and allocate the results.
 
-    A projection stays in the compute type, and with it all that the core reads and writes.
+    A projection stays in the compute type, in which the core then reads and writes everything.
     """
     s, heads, shape = call.states, call.heads, call.shape
     dtype = native(s.query.dtype)
@@ -59,7 +59,7 @@ def _luong_core(
     call: CheckedLuong, computed: np.dtype, query: Any, key: Any, value: Any, output: Any,
     mask: Any, **more: Any,
 ) -> AttentionCall:  # fmt: skip
-    """What the core reads: unscaled dot products, heads beside each other."""
+    """Make the core's call: unscaled dot products, with the heads side by side in memory."""
     return AttentionCall(
         query, key, value, output, 1.0, Limits(key_lengths=call.lengths), dtype_code(computed),
         call.threads, mask=mask, bshd=True, **more,
@@ -67,7 +67,7 @@ def _luong_core(
 
 
 def plan_luong(call: CheckedLuong) -> dict[str, Any]:
-    """Say how the core would run a checked call, for which nothing is made."""
+    """Describe how the core would run a checked call, without allocating anything for it."""
     dtype = native(call.states.query.dtype)
     computed = dtype if call.matrix is None else compute_type(dtype)
     mask = None if call.mask is None else raw(call.mask[:, None])
@@ -76,7 +76,7 @@ def plan_luong(call: CheckedLuong) -> dict[str, Any]:
 
 
 def additive_projections(call: CheckedAdditive) -> tuple[np.ndarray, np.ndarray]:
-    """Query and keys as they are added to each other, in the compute type."""
+    """Return the projected query and keys, whose sums go into tanh, in the compute type."""
     s, bias, location = call.states, call.bias, call.location
     query = project(s.query, call.W_a)
     keys = project(s.keys, call.U_a) if call.prepared is None else call.prepared.projected
@@ -87,7 +87,7 @@ def additive_projections(call: CheckedAdditive) -> tuple[np.ndarray, np.ndarray]
 
 
 def prepare_additive(call: CheckedAdditive) -> Prepared:
-    """Make the projections, and room for what the core writes."""
+    """Make the projections, and allocate the results."""
     s, prepared, heads = call.states, call.prepared, call.heads
     dtype, compute, shape = native(s.query.dtype), compute_type(s.query.dtype), call.shape
     query, keys = additive_projections(call)
@@ -105,7 +105,7 @@ def prepare_additive(call: CheckedAdditive) -> Prepared:
 
 
 def plan_additive(call: CheckedAdditive) -> dict[str, Any]:
-    """Say how the core would run a checked call, for which nothing is made."""
+    """Describe how the core would run a checked call, without allocating anything for it."""
     core = AdditiveCall(
         None, None, None, None, None, None,
         dtype_code(native(call.states.query.dtype)), call.threads, sizes=call.sizes,

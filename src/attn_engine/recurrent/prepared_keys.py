@@ -1,4 +1,4 @@
-"""The keys of additive attention with their one-time work done, an object that cannot go stale."""
+"""Keys of additive attention projected once and stored read-only."""
 
 import numpy as np
 
@@ -9,10 +9,10 @@ from ..shapes.words import ShapeError
 
 
 class ProjectedKeys:
-    """Encoder states with an RNN's one-time work done; made by `project_keys`.
+    """Encoder states projected once for all decoder steps; `project_keys` makes it.
 
-    Made again from `keys` and `projected` it prepares itself anew, which is how to select or
-    reorder entries: ``ProjectedKeys(p.keys[order], p.projected[order])``.
+    To select or reorder entries, make a new one from `keys` and `projected`:
+    ``ProjectedKeys(p.keys[order], p.projected[order])``.
     """
 
     __slots__ = ("_exponentials", "_isa", "_keys", "_projected")
@@ -33,13 +33,13 @@ class ProjectedKeys:
                 f"keys of {keys.dtype} are computed in"
             )
         self._keys = keys
-        # A copy that nobody writes to: what is made from it must stay true.
+        # A private read-only copy, because the exponentials below must stay consistent with it.
         self._projected = np.array(projected, native(projected.dtype), order="C")
         self._projected.setflags(write=False)
         self._prepare(resolve_threads(None) if threads is None else threads)
 
     def _prepare(self, threads: int) -> None:
-        """The exponentials, in the layout and the range of the tier that is chosen now."""
+        """Compute the exponentials, in the layout and range of the tier that is selected now."""
         self._isa = _core.get_isa()
         *batch, n_kv, d_attn = self._projected.shape
         shape = (*batch, -(-n_kv // _core.GROUP), d_attn + 1, _core.GROUP)
@@ -49,30 +49,30 @@ class ProjectedKeys:
 
     @property
     def keys(self) -> np.ndarray:
-        """The states as they came: the values, unless others are given."""
+        """The states that were passed; they are the values unless others are given."""
         return self._keys
 
     @property
     def projected(self) -> np.ndarray:
-        """(..., T_enc, d_attn) in the compute type, read-only."""
+        """The projected keys (..., T_enc, d_attn) in the compute type, read-only."""
         return self._projected
 
     @property
     def exponentials(self) -> np.ndarray:
-        """Of `projected`, as the core reads them; made anew after a change of tier."""
+        """The exponentials of `projected`, recomputed after a change of tier."""
         if self._isa != _core.get_isa():
             self._prepare(resolve_threads(None))
         return self._exponentials
 
     def __array__(self, dtype=None, copy=None) -> np.ndarray:
-        """Not an array: functions that take any say so."""
+        """Raise TypeError, so that functions that take any array reject this object."""
         raise TypeError("ProjectedKeys are for additive_attention; pass the states, its .keys")
 
     def __reduce__(self) -> tuple:
-        """Pickles and copies prepare themselves where they wake up."""
+        """Pickle the arrays alone, because the exponentials depend on the tier of the CPU."""
         return ProjectedKeys, (self._keys, self._projected)
 
     def __repr__(self) -> str:
-        """Shapes and dtype."""
+        """Return the shapes and the dtype."""
         keys, d_attn = self.keys, self.projected.shape[-1]
         return f"ProjectedKeys(keys {keys.shape} {keys.dtype}, d_attn {d_attn})"

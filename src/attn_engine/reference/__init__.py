@@ -1,6 +1,7 @@
-"""What attn_engine computes, in plain NumPy: the specification, and the oracle of the tests.
+"""The specification of attn_engine in plain NumPy, which the tests compare with.
 
-A function takes the arguments of the public function of its name. Nothing here uses the package.
+Each function takes the arguments of the public function of its name. It uses nothing of the
+package.
 """
 
 from .dot_product import (

@@ -1,9 +1,9 @@
-"""What attn_engine computes, in plain NumPy: the specification, and the oracle of the tests.
+"""Dot-product attention in plain NumPy: the specification, which the tests compare with.
 
-A function takes the arguments of the public function of its name and computes everything in one
-precision (``dtype``, float64 unless told), with no tiles, no threads and no checks.
+Each function takes the arguments of the public function of its name and computes everything in one
+precision (``dtype``, float64 by default), without tiles, threads or checks.
 
-Inside, axes are always ``(..., n_heads, n, d)``; scores, weights and what is visible are
+Internally, axes are always ``(..., n_heads, n, d)``; scores, weights and visibility are
 ``(..., n_heads, n_q, n_kv)``.
 """
 
@@ -13,11 +13,11 @@ import numpy as np
 
 
 class Attention(NamedTuple):
-    """Everything a call can return, in the precision it was computed in."""
+    """All results of a call, in the precision in which they were computed."""
 
-    output: np.ndarray  # query's shape with d_v for d_qk, in the same layout
+    output: np.ndarray  # query's shape with d_v in place of d_qk, in the same layout
     weights: np.ndarray  # (..., n_heads, n_q, n_kv)
-    lse: np.ndarray  # (..., n_heads, n_q): log of the sum of exp(score), -inf where none is seen
+    lse: np.ndarray  # (..., n_heads, n_q): log of sum of exp(score), -inf if no key is seen
 
 
 def scaled_dot_product_attention(
@@ -33,15 +33,15 @@ def scaled_dot_product_attention(
     dtype=np.float64,
     **options,
 ):
-    """Attention of Vaswani et al. (2017), equation 1; options are those of scores_and_visible."""
+    """Compute equation 1 of Vaswani et al. (2017); options are those of scores_and_visible."""
     rank = np.ndim(query)
-    with np.errstate(all="ignore"):  # hidden slots may hold anything, NaN and infinity included
+    with np.errstate(all="ignore"):  # hidden positions may hold anything, even NaN or infinity
         query = one_per_head(query, None, layout, dtype)
         key = one_per_head(key, query.shape[-3], layout, dtype)
         value = one_per_head(value, query.shape[-3], layout, dtype)
         scores, visible = scores_and_visible(query, key, attn_mask, **options)
         weights, lse = visible_softmax(scores, visible, sinks)
-        if options.get("query_lengths") is not None:  # padding has no sink either
+        if options.get("query_lengths") is not None:  # rows of padding have no sink either
             lengths = np.asarray(options["query_lengths"])[..., None, None]
             lse = np.where(np.arange(lse.shape[-1]) < lengths, lse, -np.inf)
         kept = weights
@@ -55,7 +55,7 @@ def scaled_dot_product_attention(
 
 
 def scaled_dot_product_attention_varlen(query, key, value, cu_seqlens_q, cu_seqlens_k, **options):
-    """Packed (total, heads, d) as a padded batch: output, and lse as (n_heads, total_q)."""
+    """Compute packed (total, heads, d) as a padded batch: output, and lse as (n_heads, total_q)."""
     query_lengths, key_lengths = np.diff(cu_seqlens_q), np.diff(cu_seqlens_k)
     output, _, lse = scaled_dot_product_attention(
         padded(query, query_lengths),
@@ -71,7 +71,7 @@ def scaled_dot_product_attention_varlen(query, key, value, cu_seqlens_q, cu_seql
 
 
 def padded(x, lengths):
-    """Packed rows (total, ...) as (batch, longest, ...), zeros after each entry's length."""
+    """Return packed rows (total, ...) as (batch, longest, ...), padded with zeros."""
     x = np.asarray(x)
     batch = np.zeros((len(lengths), max(lengths, default=0), *x.shape[1:]), x.dtype)
     batch[np.arange(batch.shape[1]) < lengths[:, None]] = x
@@ -79,7 +79,7 @@ def padded(x, lengths):
 
 
 def merge_attention(outputs, lses, *, dtype=np.float64):
-    """Results over disjoint sets of keys merged: a softmax over the parts' lse is their share."""
+    """Merge results over disjoint sets of keys, weighted by a softmax over their lse."""
     with np.errstate(all="ignore"):
         lses = np.stack(lses, -1).astype(dtype)  # (..., n_q, parts)
         outputs = np.stack(outputs, -2).astype(dtype)  # (..., n_q, parts, d_v)
@@ -91,7 +91,7 @@ def merge_attention(outputs, lses, *, dtype=np.float64):
 def rotary_embedding(
     x, cos, sin, position_ids=None, *, interleaved=False, rotary_dim=None, dtype=np.float64
 ):
-    """Su et al. (2021): pairs of components are complex numbers, multiplied with cos + i sin."""
+    """Rotate pairs of components as Su et al. (2021): complex numbers times cos + i sin."""
     x, cos, sin = (np.asarray(array).astype(dtype) for array in (x, cos, sin))
     n = x.shape[-1] if rotary_dim is None else rotary_dim
     real, imag = slice(n // 2), slice(n // 2, n)
@@ -104,7 +104,7 @@ def rotary_embedding(
 
 
 def softmax(scores, mask=None, lengths=None, axis=-1, *, dtype=np.float64):
-    """Softmax along one axis; a row is visible where the mask allows it, below its length."""
+    """Compute the softmax along one axis over entries allowed by the mask and below the length."""
     with np.errstate(all="ignore"):
         bias, keep = split_mask(mask, dtype)
         scores = np.asarray(scores).astype(dtype) + bias
@@ -119,7 +119,7 @@ def softmax(scores, mask=None, lengths=None, axis=-1, *, dtype=np.float64):
 def self_attention(
     x, W_q, W_k, W_v, *, num_heads=1, num_kv_heads=None, dtype=np.float64, **options
 ):
-    """Project x (..., n, d_model), attend head by head, concatenate: (output, weights)."""
+    """Project x (..., n, d_model), attend with each head, concatenate: (output, weights)."""
     x = np.asarray(x).astype(dtype)
     num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
     heads = []
@@ -134,7 +134,8 @@ def self_attention(
 
 
 def one_per_head(x, n_heads, layout, dtype):
-    """An input as (..., n_heads, n, d); query head h reads key/value head h // group."""
+    """Return an input as (..., n_heads, n, d); query head h uses key/value head h
+    group."""
     x = np.asarray(x).astype(dtype)
     if x.ndim == 2:
         x = x[None]
@@ -150,7 +151,7 @@ def scores_and_visible(
     *,
     is_causal=False,
     scale=None,
-    enable_gqa=False,  # a permission for validation; here the shapes say it all
+    enable_gqa=False,  # permission for the checks; here the shapes suffice
     causal_offset=0,
     window=None,
     query_lengths=None,
@@ -159,7 +160,7 @@ def scores_and_visible(
     softcap=0.0,
     alibi_slopes=None,
 ):
-    """The final scores, and which query i sees which key j: the intersection of all masks."""
+    """Return the final scores, and which query i sees which key j: all masks intersected."""
     n_q, n_kv, d_qk = query.shape[-2], key.shape[-2], query.shape[-1]
     number = query.dtype.type
     scale = 1 / np.sqrt(number(max(d_qk, 1))) if scale is None else number(scale)
@@ -195,7 +196,7 @@ def scores_and_visible(
 
 
 def split_mask(mask, dtype):
-    """A mask as what it adds to a score and what it keeps; only False and -inf hide a key."""
+    """Return what a mask adds to scores and which keys it keeps; only False and -inf hide a key."""
     if mask is None:
         return dtype(0), True
     mask = np.asarray(mask)
@@ -205,9 +206,9 @@ def split_mask(mask, dtype):
 
 
 def visible_softmax(scores, visible, sinks=None):
-    """Softmax of the last axis over what is visible, and its lse; an empty row is 0 and -inf.
+    """Return the softmax over visible entries, and lse; an empty row is 0 and -inf.
 
-    A head's sink is one more exponential in the sum, as of a key without a value.
+    A head's sink adds one exponential to the sum, like a key without a value.
     """
     scores = np.where(visible, scores, -np.inf)
     sink = scores.dtype.type(-np.inf)
@@ -217,12 +218,12 @@ def visible_softmax(scores, visible, sinks=None):
     largest = np.where(largest == -np.inf, 0, largest)
     exponentials = np.exp(scores - largest)
     total = exponentials.sum(-1, keepdims=True) + np.exp(sink - largest)
-    weights = exponentials / np.where(total == 0, 1, total)  # a visible NaN reaches all its row
+    weights = exponentials / np.where(total == 0, 1, total)  # a visible NaN makes its whole row NaN
     return weights, (largest + np.log(total))[..., 0]
 
 
 def visible_sum(weights, value, visible):
-    """weights @ value in which a hidden value is never touched: 0 x NaN would be NaN."""
+    """Return weights @ value without the hidden values, as 0 x NaN would be NaN."""
     usual = np.isfinite(value)
     output = weights @ np.where(usual, value, 0)
     unusual = np.where(usual, 0, value)
@@ -233,7 +234,7 @@ def visible_sum(weights, value, visible):
 
 
 def keeps(dropout_p, seed, shape):
-    """Which weights (..., n_heads, n_q, n_kv) dropout keeps, by a hash in 32-bit integers."""
+    """Return which weights (..., n_heads, n_q, n_kv) dropout keeps, by a 32-bit hash."""
     *batch, n_heads, n_q, n_kv = shape
     n_entries = np.prod(batch, dtype=int)
     entry, head, i, j = (np.arange(n, dtype=np.uint64) for n in (n_entries, n_heads, n_q, n_kv))
@@ -243,7 +244,7 @@ def keeps(dropout_p, seed, shape):
 
 
 def mix(x):
-    """The finaliser of MurmurHash3 with two multiplications, on 32-bit numbers held in 64."""
+    """Mix 32-bit numbers, held in 64 bits, by the two multiplications of MurmurHash3."""
     x = x % 2**32
     x = (x ^ x >> 16) * 0x85EBCA6B % 2**32
     x = (x ^ x >> 13) * 0xC2B2AE35 % 2**32
@@ -251,5 +252,5 @@ def mix(x):
 
 
 def _per_batch(number):
-    """One number, or one for each batch entry, in a shape that broadcasts against scores."""
+    """Return one number, or one for each batch entry, in a shape that broadcasts against scores."""
     return np.asarray(number)[..., None, None, None]

@@ -1,8 +1,7 @@
-"""The gradients attn_engine computes, in plain NumPy: the specification, and the oracle of the
-tests.
+"""Gradients of dot-product attention in plain NumPy: the specification for the tests.
 
-Everything is recomputed from the inputs in one precision (``dtype``, float64 unless told), with no
-tiles and no checks. Axes are those of `reference`.
+Everything is recomputed from the inputs in one precision (``dtype``, float64 by default), without
+tiles or checks. Axes are those of `dot_product`.
 """
 
 from typing import NamedTuple
@@ -13,7 +12,7 @@ from . import dot_product as reference
 
 
 class Gradients(NamedTuple):
-    """One gradient for each input that can have one, in its shape; None for an input not given."""
+    """A gradient for each input that can have one, in its shape; None for an input not given."""
 
     query: np.ndarray
     key: np.ndarray
@@ -39,9 +38,9 @@ def scaled_dot_product_attention_backward(
     dtype=np.float64,
     **options,
 ):
-    """Gradients of the sum of output * grad_output, weights * grad_weights and lse * grad_lse."""
+    """Compute gradients of the sum of products of output, weights and lse with their grad_."""
     rank, n_kv_heads = np.ndim(query), _heads(key, layout)
-    with np.errstate(all="ignore"):  # hidden slots may hold anything, NaN and infinity included
+    with np.errstate(all="ignore"):  # hidden positions may hold anything, even NaN or infinity
         query, grad = (reference.one_per_head(x, None, layout, dtype) for x in (query, grad_output))
         key, value = (
             reference.one_per_head(x, query.shape[-3], layout, dtype) for x in (key, value)
@@ -83,7 +82,7 @@ def scaled_dot_product_attention_backward(
 def scaled_dot_product_attention_varlen_backward(
     grad_output, query, key, value, cu_seqlens_q, cu_seqlens_k, *, grad_lse=None, **options
 ):
-    """The gradients of packed (total, heads, d), as those of a padded batch."""
+    """Compute the gradients of packed (total, heads, d), as those of a padded batch."""
     q_lengths, k_lengths = np.diff(cu_seqlens_q), np.diff(cu_seqlens_k)
     if grad_lse is not None:
         grad_lse = reference.padded(np.swapaxes(grad_lse, 0, 1), q_lengths).swapaxes(1, 2)
@@ -104,25 +103,25 @@ def scaled_dot_product_attention_varlen_backward(
 
 
 def summed_to(x, shape):
-    """x summed along every axis that broadcasting `shape` to x's repeats."""
+    """Sum x along every axis along which broadcasting would repeat `shape`."""
     x = x.sum(tuple(range(x.ndim - len(shape))))
     repeated = tuple(axis for axis, n in enumerate(shape) if n == 1)
     return x.sum(repeated, keepdims=True)
 
 
 def _heads(x, layout):
-    """Number of heads of a tensor of at least two axes."""
+    """Return the number of heads of a tensor of at least two axes."""
     return 1 if np.ndim(x) == 2 else np.shape(x)[-2 if layout == "bshd" else -3]
 
 
 def _grouped(x, n_kv_heads):
-    """A gradient for each query head as one for each key head: the sum over those that share it."""
+    """Sum a gradient for each query head over the heads that share a key head."""
     group = x.shape[-3] // max(n_kv_heads, 1)
     return x.reshape(*x.shape[:-3], n_kv_heads, group, *x.shape[-2:]).sum(-3)
 
 
 def _score_slope(query, key, options):
-    """Slope of a final score by the product of query and key: the softcap's, times the scale."""
+    """Return the derivative of a final score by query times key: the scale times the softcap's."""
     number, softcap = query.dtype.type, options.get("softcap", 0.0)
     scale = options.get("scale")
     scale = 1 / np.sqrt(number(max(query.shape[-1], 1))) if scale is None else number(scale)
@@ -132,18 +131,18 @@ def _score_slope(query, key, options):
 
 
 def _of_sinks(sinks, lse, delta, options):
-    """A sink's exponential is in every sum of its head, and its value would be 0."""
+    """Return the sinks' gradient: a sink is in every sum of its head, with a value of 0."""
     sinks = np.asarray(sinks).astype(lse.dtype)[:, None]
     with np.errstate(invalid="ignore"):
         share = np.where(sinks == -np.inf, 0, np.exp(sinks - lse))
-    if options.get("query_lengths") is not None:  # padding has no sink
+    if options.get("query_lengths") is not None:  # rows of padding have no sink
         lengths = np.asarray(options["query_lengths"])[..., None, None]
         share = np.where(np.arange(lse.shape[-1]) < lengths, share, 0)
     return summed_to(-np.where(share == 0, 0, share * delta), (len(sinks), 1))[:, 0]
 
 
 def _of_slopes(slopes, to_scores, query, key, options):
-    """Scores are linear in the slopes: what one adds is minus the distance."""
+    """Return the slopes' gradient: scores are linear in a slope, times minus the distance."""
     plain = {k: v for k, v in options.items() if k not in ("softcap", "scale", "segment_ids")}
     zeros = np.zeros_like(query[..., :1]), np.zeros_like(key[..., :1])
     distance, _ = reference.scores_and_visible(

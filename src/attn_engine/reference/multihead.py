@@ -1,4 +1,4 @@
-"""What `MultiheadAttention` computes, in plain NumPy, as reference.py is for the function.
+"""`MultiheadAttention` in plain NumPy: the specification, which the tests compare with.
 
 Vaswani et al. (2017), section 3.2.2, with the parameters and masks of torch.nn.MultiheadAttention:
 True = ignore.
@@ -24,7 +24,7 @@ def multihead_attention(
     dtype=np.float64,
     **dropout,
 ):
-    """Output in the axes of query, and the weights of every head (..., num_heads, n_q, n_kv)."""
+    """Return output in the axes of query, and weights of every head (..., num_heads, n_q, n_kv)."""
     p = {name: np.asarray(array).astype(dtype) for name, array in parameters.items()}
     query, key, value = (np.asarray(x).astype(dtype) for x in (query, key, value))
     if query.ndim == 3 and not batch_first:
@@ -39,7 +39,7 @@ def multihead_attention(
         weights = [p[f"{x}_proj_weight"] for x in "qkv"]
     bias = p.get("in_proj_bias", np.zeros(embed_dim + 2 * kv_dim, dtype))
     biases = np.split(bias, [embed_dim, embed_dim + kv_dim])
-    with np.errstate(all="ignore"):  # padding may hold anything
+    with np.errstate(all="ignore"):  # padding may hold any numbers
         q, k, v = (
             x @ w.T + b for x, w, b in zip((query, key, value), weights, biases, strict=True)
         )
@@ -70,7 +70,7 @@ def multihead_attention(
 
 
 def _one_mask(bias, *masks):
-    """All masks as one bias, -inf where any of them hides."""
+    """Combine all masks into one bias, -inf where any of them hides a key."""
     visible = np.ones(bias.shape, bool)
     for mask in masks:
         if mask is not None:

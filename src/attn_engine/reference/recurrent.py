@@ -1,8 +1,8 @@
-"""The attentions of recurrent networks in plain NumPy, as reference.py is for the others.
+"""The attentions of recurrent networks in plain NumPy: the specification for the tests.
 
-Axes inside are ``(..., num_heads, T_dec, d)`` for queries and ``(..., num_heads, T_enc, d)`` for
-keys and values. Bahdanau, Cho and Bengio (2014) feed the decoder state before the step, Luong, Pham
-and Manning (2015) the state after it.
+Internally, axes are ``(..., num_heads, T_dec, d)`` for queries and ``(..., num_heads, T_enc, d)``
+for keys and values. Bahdanau, Cho and Bengio (2014) use the decoder state before the step, Luong,
+Pham and Manning (2015) the state after it.
 """
 
 from typing import NamedTuple
@@ -13,9 +13,9 @@ from .dot_product import split_mask, visible_softmax, visible_sum
 
 
 class Context(NamedTuple):
-    """What a call returns, in the precision it was computed in."""
+    """The results of a call, in the precision in which they were computed."""
 
-    context: np.ndarray  # (..., T_dec, d_v), without T_dec for one step
+    context: np.ndarray  # (..., T_dec, d_v), without T_dec for a single step
     weights: np.ndarray  # (..., T_dec, T_enc), with several heads (..., num_heads, T_dec, T_enc)
 
 
@@ -34,10 +34,10 @@ def additive_attention(
     dtype=np.float64,
     **options,
 ):
-    """Bahdanau et al., appendix A.1.2: e = v_a . tanh(W_a s + U_a h + bias)."""
+    """Compute Bahdanau et al., appendix A.1.2: e = v_a . tanh(W_a s + U_a h + bias)."""
     query, keys, values, step = _prepared(query, keys, values, dtype)
     v = np.asarray(v_a).astype(dtype)
-    with np.errstate(all="ignore"):  # hidden slots may hold anything
+    with np.errstate(all="ignore"):  # hidden positions may hold anything
         if v_scale is not None:  # Raffel et al. (2017), section 2.4
             v = dtype(v_scale) * v / np.sqrt((v * v).sum())
         if W_a is not None:
@@ -56,12 +56,12 @@ def additive_attention(
 
 
 def dot_attention(query, keys, values=None, *, dtype=np.float64, **options):
-    """Luong et al., equation 8, "dot": e = s . h, without a scale."""
+    """Compute Luong et al., equation 8, "dot": e = s . h, without a scale."""
     return general_attention(query, keys, None, values, dtype=dtype, **options)
 
 
 def general_attention(query, keys, W, values=None, *, num_heads=1, dtype=np.float64, **options):
-    """Luong et al., equation 8, "general": e = s^T W h."""
+    """Compute Luong et al., equation 8, "general": e = s^T W h."""
     query, keys, values, step = _prepared(query, keys, values, dtype)
     with np.errstate(all="ignore"):
         if W is not None:
@@ -71,26 +71,26 @@ def general_attention(query, keys, W, values=None, *, num_heads=1, dtype=np.floa
 
 
 def concat_attention(query, keys, W_c, v, values=None, **options):
-    """Luong et al., equation 8, "concat": e = v . tanh(W_c [s; h])."""
+    """Compute Luong et al., equation 8, "concat": e = v . tanh(W_c [s; h])."""
     d_s = np.shape(query)[-1]
     W_c = np.asarray(W_c)
     return additive_attention(query, keys, W_c[:, :d_s], W_c[:, d_s:], v, values, **options)
 
 
 def monotonic_attention(p_choose, previous_alignment, mode="parallel", *, dtype=np.float64):
-    """Raffel et al. (2017): equation 9 written out, "hard" with p rounded to 0 or 1."""
+    """Compute Raffel et al. (2017), equation 9 written out; "hard" rounds p to 0 or 1."""
     p, previous = (np.asarray(x).astype(dtype) for x in (p_choose, previous_alignment))
     if mode == "hard":
         p = (p > 0.5).astype(dtype)
     alignment = np.zeros_like(p)
-    for j in range(p.shape[-1]):  # stop at j after coming from k and passing all between
+    for j in range(p.shape[-1]):  # stop at j after coming from key k and passing all keys between
         for k in range(j + 1):
             alignment[..., j] += previous[..., k] * np.prod(1 - p[..., k:j], axis=-1) * p[..., j]
     return alignment
 
 
 def _prepared(query, keys, values, dtype):
-    """Arrays in the precision, with a T_dec axis, and whether that was missing."""
+    """Return arrays in the precision, with a T_dec axis, and whether that was missing."""
     query, keys = (np.asarray(x).astype(dtype) for x in (query, keys))
     values = keys if values is None else np.asarray(values).astype(dtype)
     step = query.ndim < keys.ndim
@@ -98,12 +98,12 @@ def _prepared(query, keys, values, dtype):
 
 
 def _split(x, num_heads):
-    """(..., n, heads * d) as (..., heads, n, d)."""
+    """Return (..., n, heads * d) as (..., heads, n, d)."""
     return np.swapaxes(x.reshape(*x.shape[:-1], num_heads, -1), -2, -3)
 
 
 def _attend(scores, values, step, *, mask=None, key_lengths=None):
-    """Softmax over the visible keys and the weighted values, heads side by side."""
+    """Attend: softmax over the visible keys, and weighted values with the heads side by side."""
     bias, keep = split_mask(mask, scores.dtype.type)
     if mask is not None:
         bias, keep = (_onto_scores(x, scores.ndim - 3, step) for x in (bias, keep))
@@ -120,7 +120,7 @@ def _attend(scores, values, step, *, mask=None, key_lengths=None):
 
 
 def _onto_scores(x, n_batch, step):
-    """A part of a mask, (T_enc,), (batch, T_enc) or (batch, T_dec, T_enc), against scores."""
+    """Return part of a mask, (T_enc,), (batch, T_enc) or (batch, T_dec, T_enc), against scores."""
     if np.ndim(x) == 0 or np.ndim(x) == 1:
         return x
     has_steps = not step and np.ndim(x) == n_batch + 2

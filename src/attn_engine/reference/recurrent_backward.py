@@ -1,7 +1,7 @@
-"""The gradients of the attentions of recurrent networks in plain NumPy, as reference_backward has
-others.
+"""Gradients of the attentions of recurrent networks in plain NumPy: the specification for the
+tests.
 
-Axes inside are those of `reference_classic`; weights are those that its forward makes.
+Axes are those of `recurrent`; weights are those that its forward functions return.
 """
 
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from . import recurrent as reference_classic
 
 
 class AdditiveGradients(NamedTuple):
-    """One gradient for each input, in its shape; None for an input not given."""
+    """A gradient for each input, in its shape; None for an input not given."""
 
     query: np.ndarray
     keys: np.ndarray
@@ -42,7 +42,7 @@ def additive_attention_backward(
     dtype=np.float64,
     **options,
 ):
-    """The gradient of sum(context * grad_context) + sum(weights * grad_weights)."""
+    """Compute the gradient of sum(context * grad_context) + sum(weights * grad_weights)."""
     more = {"bias": bias, "v_scale": v_scale, "location": location, "num_heads": num_heads}
     forward = reference_classic.additive_attention(
         query, keys, W_a, U_a, v_a, values, dtype=dtype, **more, **options
@@ -52,7 +52,7 @@ def additive_attention_backward(
     x = {name: None if a is None else np.asarray(a).astype(dtype) for name, a in given.items()}
     q = _rows(x["query"], x["keys"].ndim)
     v = x["v_a"] if v_scale is None else v_scale * x["v_a"] / np.sqrt((x["v_a"] ** 2).sum())
-    with np.errstate(all="ignore"):  # hidden slots may hold anything
+    with np.errstate(all="ignore"):  # hidden positions may hold anything
         to_scores, to_values = _of_scores(grad_context, grad_weights, forward, x, num_heads)
         left = q if W_a is None else q @ x["W_a"].T
         right = x["keys"] if U_a is None else x["keys"] @ x["U_a"].T
@@ -84,7 +84,7 @@ def additive_attention_backward(
 
 
 class GeneralGradients(NamedTuple):
-    """One gradient for each input, in its shape; None for an input not given."""
+    """A gradient for each input, in its shape; None for an input not given."""
 
     query: np.ndarray
     keys: np.ndarray
@@ -104,7 +104,7 @@ def general_attention_backward(
     dtype=np.float64,
     **options,
 ):
-    """As additive_attention_backward; W None is the dot score."""
+    """Compute gradients like additive_attention_backward; W None is the dot score."""
     forward = reference_classic.general_attention(
         query, keys, W, values, num_heads=num_heads, dtype=dtype, **options
     )
@@ -125,29 +125,29 @@ def general_attention_backward(
 
 
 def _rows(x, rank):
-    """A query with its T_dec axis."""
+    """Return a query with its T_dec axis."""
     return x[..., None, :] if x.ndim < rank else x
 
 
 def _split(x, heads):
-    """(..., n, heads * d) as (..., heads, n, d)."""
+    """Return (..., n, heads * d) as (..., heads, n, d)."""
     return np.swapaxes(x.reshape(*x.shape[:-1], heads, -1), -2, -3)
 
 
 def _joined(x):
-    """_split the other way."""
+    """Undo _split."""
     x = np.swapaxes(x, -2, -3)
     return x.reshape(*x.shape[:-2], -1)
 
 
 def _product(weights, rows):
-    """weights @ rows, where a weight of 0 hides whatever the row holds."""
+    """Return weights @ rows, where a weight of 0 hides its row, even NaN."""
     product = weights[..., None] * rows[..., None, :, :]
     return np.where(weights[..., None] == 0, 0, product).sum(-2)
 
 
 def _summed(left, right):
-    """left^T @ right over all rows; one of 0 hides whatever the other holds."""
+    """Return left^T @ right summed over all rows; a row of 0 hides the other's, even NaN."""
     left, right = (a.reshape(-1, a.shape[-1]) for a in (left, right))
     product = left[:, :, None] * right[:, None, :]
     hidden = (left == 0).all(-1) | (right == 0).all(-1)
@@ -155,7 +155,7 @@ def _summed(left, right):
 
 
 def _of_scores(grad_context, grad_weights, forward, x, heads):
-    """Gradients of scores (..., heads, T_dec, T_enc) and of values."""
+    """Return the gradients of scores (..., heads, T_dec, T_enc) and of values."""
     rank = x["keys"].ndim
     values = x["keys"] if x["values"] is None else x["values"]
     grad = _split(_rows(np.asarray(grad_context).astype(values.dtype), rank), heads)

@@ -1,5 +1,5 @@
 """``attn-engine report``: result files as one page, as Markdown and as JSON.
 
-``load`` reads the files, ``charts`` and ``sections`` say what they mean, ``svg`` and ``tables``
-draw it, ``write`` puts it into files.
+``load`` reads the files, ``charts`` and ``sections`` choose the content, ``svg`` and ``tables``
+draw it, ``write`` writes the files.
 """

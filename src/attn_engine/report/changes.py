@@ -1,4 +1,4 @@
-"""Two result files beside each other: ratios, and how sure they are."""
+"""Comparison of two result files: ratios of times, and their uncertainty."""
 
 import math
 import statistics
@@ -10,7 +10,7 @@ from .load import Results, Timed
 
 @dataclass(frozen=True)
 class Change:
-    """One contender's case in two files; `ratio` is the first's median time over the second's."""
+    """A contender's case in two files; `ratio` is the first file's median over the second's."""
 
     name: str
     threads: int
@@ -18,13 +18,13 @@ class Change:
     before: float
     after: float
     ratio: float
-    low: float | None  # of the interval; None where there are too few measurements
+    low: float | None  # lower end of the interval; None with too few measurements
     high: float | None
     verdict: str
 
 
 def changes(first: Results, second: Results) -> list[Change]:
-    """Every contender's case that was timed in both files."""
+    """Return every contender's case that was timed in both files."""
     before = {(t.threads, t.case.name): t.comparison for t in first.timed}
     floor = noise_floor(first, second)
     found = []
@@ -37,7 +37,7 @@ def changes(first: Results, second: Results) -> list[Change]:
 
 
 def _change(timed: Timed, name: str, old: Comparison, floor: float) -> Change:
-    """The ratio of medians, from the lowest to the highest that both intervals allow."""
+    """Return the ratio of medians, with the lowest and highest that both intervals allow."""
     results = old.results[name], timed.comparison.results[name]
     times = [statistics.median(result.turns or (result.seconds,)) for result in results]
     ratio = times[0] / times[1]
@@ -52,7 +52,7 @@ def _change(timed: Timed, name: str, old: Comparison, floor: float) -> Change:
 
 
 def facts(results: Results) -> dict[str, str]:
-    """What times depend on beside the code: machine, threads and versions, as far as known."""
+    """Return the known conditions that affect times: machine, threads and versions."""
     machine = results.machine
     known = {
         "CPU": machine.get("cpu"),
@@ -67,26 +67,26 @@ def facts(results: Results) -> dict[str, str]:
 
 
 def differences(first: Results, second: Results) -> dict[str, tuple[str, str]]:
-    """What is not the same in two files: what it is in the first, and in the second."""
+    """Return the conditions that differ between two files, with the value in each."""
     one, two = facts(first), facts(second)
     pairs = {what: (one.get(what, "unknown"), two.get(what, "unknown")) for what in one | two}
     return {what: pair for what, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def noise_floor(first: Results, second: Results) -> float:
-    """The larger noise floor of two files."""
+    """Return the larger noise floor of two files."""
     return max(first.noise or 0, second.noise or 0)
 
 
 def interval(samples: tuple[float, ...]) -> tuple[float, float] | None:
-    """An interval that holds the true median 19 times of 20.
+    """Return an interval that holds the true median with a probability of 95 %.
 
-    It is made of two of the sorted samples, so it supposes nothing of their distribution; of fewer
-    than 6 samples none is that sure.
+    It lies between two of the sorted samples, so it assumes nothing about their distribution. With
+    fewer than 6 samples there is no such interval.
     """
     n = len(samples)
     if n < 6:
         return None
     ordered = sorted(samples)
-    rank = max(0, math.floor((n - 1) / 2 - 0.98 * math.sqrt(n)))  # of the binomial distribution
+    rank = max(0, math.floor((n - 1) / 2 - 0.98 * math.sqrt(n)))  # from the binomial distribution
     return ordered[rank], ordered[n - 1 - rank]

@@ -1,4 +1,4 @@
-"""The charts of a report, each from the results that it shows; none where there are too few."""
+"""The charts of a report; a chart for which there are too few results is left out."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -10,13 +10,13 @@ from . import svg
 from .load import Results
 from .tables import short_time
 
-HEADLINES = 9  # groups of bars at most
+HEADLINES = 9  # most groups of bars
 MIB = 2**20
 Series = dict[str, list[tuple[float, float]]]
 
 
 def headline(results: Results) -> list[str]:
-    """Of each suite its largest case: the speed of everyone, attn_engine's being 1."""
+    """Draw the largest case of each suite: every contender's speed relative to attn_engine's."""
     largest = {}
     for timed in results.main:
         if timed.comparison.ratio is not None and timed.suite != "threads":
@@ -48,7 +48,7 @@ def headline(results: Results) -> list[str]:
 
 
 def throughput(results: Results) -> list[str]:
-    """Work a second against length, for each head size and mask."""
+    """Draw work per second against length, for each head size and mask."""
     groups: dict[tuple, dict[int, Comparison]] = defaultdict(dict)
     for timed in results.main:
         case = timed.case
@@ -76,7 +76,7 @@ def throughput(results: Results) -> list[str]:
 
 
 def roofline(results: Results) -> list[str]:
-    """Rates of all cases beside those of a matrix product and of reading, measured in the run."""
+    """Draw the rates of all cases, and those of a matrix product and of reads in the same run."""
     comparisons = [
         timed.comparison
         for timed in results.main
@@ -95,7 +95,7 @@ def roofline(results: Results) -> list[str]:
         for name in names
     }
     cases = {n: [c for c in comparisons if n in c.seconds] for n in names}
-    left = min(x for points in series.values() for x, _ in points) / 10  # room for names
+    left = min(x for points in series.values() for x, _ in points) / 10  # space for names
     right = max(x for points in series.values() for x, _ in points)
     roofs = {"matrix product": [(peak / max(r["rate"] for r in results.reads), peak / 1e9)]}
     roofs["matrix product"].append((right, peak / 1e9))
@@ -121,7 +121,7 @@ def roofline(results: Results) -> list[str]:
 
 
 def scaling(results: Results) -> list[str]:
-    """How many times as fast with more threads, for cases that were timed with several numbers."""
+    """Draw the speed-up from more threads, for cases timed with several numbers of threads."""
     groups: dict[str, dict[int, Comparison]] = defaultdict(dict)
     for timed in results.timed:
         if timed.suite == "threads":
@@ -157,7 +157,7 @@ def scaling(results: Results) -> list[str]:
 
 
 def memory(results: Results) -> list[str]:
-    """What a call adds to the memory of its process, against length."""
+    """Draw the memory that a call adds to its process, against length."""
     series = {
         str(record["contender"]): [
             (entry["n"], max(entry["bytes"], 4096) / MIB)
@@ -176,7 +176,7 @@ def memory(results: Results) -> list[str]:
 
 
 def errors(results: Results) -> list[str]:
-    """Error beside speed: who is fast because of less exact arithmetic?"""
+    """Draw error against speed, which shows whose speed comes from less exact arithmetic."""
     comparisons = [
         timed.comparison
         for timed in results.main
@@ -208,7 +208,7 @@ def errors(results: Results) -> list[str]:
 
 
 def words(case: Case) -> str:
-    """A case in a few words."""
+    """Describe a case in a few words."""
     if case.score:
         return f"{case.score}, {case.n_q} x {case.n_kv}"
     if case.layer:
@@ -222,7 +222,7 @@ def words(case: Case) -> str:
 
 
 def mask_of(case: Case) -> str:
-    """What hides keys."""
+    """Describe the mask of a case."""
     if case.window_left is not None:
         return f"window {case.window_left + 1}"
     if case.key_lengths is not None:
@@ -233,17 +233,17 @@ def mask_of(case: Case) -> str:
 
 
 def threads(n: int) -> str:
-    """So many threads."""
+    """Return the number of threads in words."""
     return f"{n} thread{'s' * (n != 1)}"
 
 
 def size(nbytes: int) -> str:
-    """Bytes in a unit."""
+    """Return a number of bytes with a unit."""
     return f"{nbytes // MIB} MiB" if nbytes >= MIB else f"{nbytes // 1024} KiB"
 
 
 def _work_of(case: Case) -> tuple[Callable[[Case], float], str, str]:
-    """The work whose rate says most of a case, its unit a second, and a title."""
+    """Return the work that matters most in a case, its unit per second, and a title."""
     if case.score:
         what = f"{case.score}, {case.batch} x {case.n_q} steps, d_attn = {case.d}"
         if case.tanhs:
@@ -260,7 +260,7 @@ def _work_of(case: Case) -> tuple[Callable[[Case], float], str, str]:
 
 
 def _series(by_length: dict[int, Comparison], work: Callable[[Case], float]) -> Series:
-    """(length, 10⁹ of that work a second) of everyone who was timed."""
+    """Return (length, 10⁹ of that work per second) of every contender that was timed."""
     return {
         name: [
             (n, work(c.case) / c.seconds[name] / 1e9)
@@ -272,11 +272,11 @@ def _series(by_length: dict[int, Comparison], work: Callable[[Case], float]) -> 
 
 
 def _names(comparisons: Iterable[Comparison]) -> list[str]:
-    """Everyone who was timed, attn_engine first."""
+    """Return the names of the contenders that were timed, attn_engine first."""
     names = dict.fromkeys(name for c in comparisons for name in c.results if name in c.seconds)
     return sorted(names, key=lambda name: name != ENGINE)
 
 
 def _tooltip(name: str, comparison: Comparison) -> str:
-    """What a point is."""
+    """Describe a point of a chart."""
     return f"{name}, {comparison.case.name}: {short_time(comparison.seconds[name])}"

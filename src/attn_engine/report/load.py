@@ -1,4 +1,4 @@
-"""Result files of ``attn-engine bench``, benchmarks/peers.py and pytest-benchmark, in one form."""
+"""Read result files of ``attn-engine bench``, benchmarks/peers.py and pytest-benchmark."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,13 +9,13 @@ from ..bench.contenders import ENGINE
 from ..bench.files import BadInput, read_json
 from ..bench.session import KIND
 
-OTHER_CODE = "tested code"  # the contender of a benchmark that is not one of this repository
-LARGEST = 1e18  # of the numbers in a file; their reciprocals are the smallest
+OTHER_CODE = "tested code"  # contender's name in a benchmark from outside this repository
+LARGEST = 1e18  # largest number in a file; the smallest is its reciprocal
 
 
 @dataclass(frozen=True)
 class NamedCase:
-    """A case of which nothing but name and work is known."""
+    """A case of which only name and work are known."""
 
     name: str
     flops: int | None = None
@@ -24,7 +24,7 @@ class NamedCase:
 
 @dataclass(frozen=True)
 class Timed:
-    """A comparison and where it belongs."""
+    """A comparison with its suite and number of threads."""
 
     suite: str
     threads: int
@@ -32,13 +32,13 @@ class Timed:
 
     @property
     def case(self) -> Case | NamedCase:
-        """What was done."""
+        """The case of the comparison."""
         return self.comparison.case
 
 
 @dataclass(frozen=True)
 class Results:
-    """One file."""
+    """The contents of one file."""
 
     path: Path
     command: str
@@ -46,17 +46,17 @@ class Results:
     machine: dict
     versions: dict[str, str]
     missing: dict[str, str]
-    threads: int  # of everything but scaling
+    threads: int  # for all cases except scaling
     timed: list[Timed]
     product: Limit | None  # flop/s of a matrix product
     reads: list[dict]  # bytes, rate, meter
-    noise: float | None  # largest ratio of attn_engine's time and its own, less 1
+    noise: float | None  # largest ratio of two timings of attn_engine, minus 1
     memory: list[dict]
     finished: bool
-    statistic: str  # what the time of a case is
+    statistic: str  # meaning of a case's time, such as the median
 
     def outcome(self, comparison: Comparison) -> str | None:
-        """ "won", "lost", or "tied" if attn_engine and the best peer differ by noise alone."""
+        """Return "won" or "lost", or "tied" if attn_engine and the best peer differ by noise."""
         ratio = comparison.ratio
         if ratio is None:
             return None
@@ -66,14 +66,14 @@ class Results:
 
     @property
     def main(self) -> list[Timed]:
-        """Comparisons with the number of threads that all suites have."""
+        """Comparisons with the number of threads that all suites use."""
         return [timed for timed in self.timed if timed.threads == self.threads]
 
 
 def load(path: Path) -> Results:
     """Read a result file.
 
-    Raises BadInput where it cannot be read, is broken, or is something else.
+    Raises BadInput if it cannot be read, is broken, or has another format.
     """
     data = read_json(path)
     try:
@@ -97,14 +97,14 @@ def load(path: Path) -> Results:
 
 
 def _from_bench(path: Path, data: dict) -> Results:
-    """A file of a session."""
+    """Read the file of an ``attn-engine bench`` session."""
     if not data["runs"]:
         raise BadInput(f"{path} holds no result yet: attn-engine bench was interrupted too early")
     return _from_runs(path, data, data["runs"])
 
 
 def _from_runs(path: Path, data: dict, runs: list[dict]) -> Results:
-    """Runs as `compare.report` makes them; the first has all suites."""
+    """Read runs as `compare.report` returns them; the first has all suites."""
     first = runs[0]
     timed = [
         Timed(str(record.get("suite") or _suite_of(comparison)), int(run["threads"]), comparison)
@@ -140,7 +140,7 @@ def _from_runs(path: Path, data: dict, runs: list[dict]) -> Results:
 
 
 def _from_pytest(path: Path, data: dict) -> Results:
-    """A file of pytest-benchmark: names instead of cases. Ours say on which tier they ran."""
+    """Read a file of pytest-benchmark, which has names, not cases; ours have the tier as well."""
     if not data["benchmarks"]:
         raise BadInput(f"{path} holds no cases: no benchmark was run, or none was selected")
     timed = []
@@ -169,7 +169,7 @@ def _from_pytest(path: Path, data: dict) -> Results:
 
 
 def _checked(comparison: Comparison) -> Comparison:
-    """The comparison; an error where something is not what a report can show."""
+    """Check a comparison; raise an error for values that a report cannot show."""
     case = comparison.case
     sizes = (case.batch, case.n_heads, case.n_kv_heads, case.n_q, case.n_kv, case.d)
     _number(*sizes, above=True)
@@ -190,13 +190,13 @@ def _checked(comparison: Comparison) -> Comparison:
 
 
 def _machine(facts: dict) -> dict:
-    """What is known of the machine, with a dict for each part."""
+    """Return the known properties of the machine, with a dict for each group."""
     parts = ("isa", "threads", "wait_policy")
     return facts | {name: dict(facts.get(name) or {}) for name in parts}
 
 
 def _memory(record: dict) -> dict:
-    """What one contender needs at each length."""
+    """Return the memory that one contender needs at each length."""
     _text(record["contender"])
     lengths = [{"n": entry["n"], "bytes": entry["bytes"]} for entry in record["lengths"]]
     for entry in lengths:
@@ -206,9 +206,9 @@ def _memory(record: dict) -> dict:
 
 
 def _number(*values: float | None, above: bool = False) -> None:
-    """ValueError where one is no number from 0 on, or `above` it; None may stand for 0.
+    """Raise ValueError unless values are numbers from 0 on, or `above` 0; None passes.
 
-    Nor may one be so large or small that products of them are not finite, or 0.
+    Numbers are also rejected if they are so large or small that products would overflow or vanish.
     """
     for value in values:
         if value is None and not above:
@@ -219,12 +219,12 @@ def _number(*values: float | None, above: bool = False) -> None:
 
 
 def _text(*values: str) -> None:
-    """TypeError where one is not a string."""
+    """Raise TypeError unless values are strings."""
     for value in values:
         if not isinstance(value, str):
             raise TypeError(f"{value!r} is no text")
 
 
 def _suite_of(comparison: Comparison) -> str:
-    """What benchmarks/peers.py's cases have in common: the first word."""
+    """Return the first word of a case of benchmarks/peers.py, which names its group."""
     return comparison.case.name.split("_")[0]

@@ -1,4 +1,4 @@
-"""What a report says, section by section, whatever the form it is written in."""
+"""The sections of a report, independent of its format."""
 
 import math
 from collections import defaultdict
@@ -14,7 +14,7 @@ from .tables import Table, digits, short_time, table_of, times
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and what stands below it; `code` is something to type."""
+    """A heading and its content; `code` is a command to type."""
 
     title: str
     text: Sequence[str] = ()
@@ -24,7 +24,7 @@ class Section:
 
 
 def summary(results: Results) -> dict:
-    """The numbers of the first sentence."""
+    """Return the numbers of the first sentence."""
     ratios = [t.comparison.ratio for t in results.timed if t.comparison.ratio is not None]
     mean = math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else None
     outcomes = [results.outcome(timed.comparison) for timed in results.timed]
@@ -38,7 +38,7 @@ def summary(results: Results) -> dict:
 
 
 def sections(results: Results, others: Sequence[Results]) -> list[Section]:
-    """The whole report, in order; sections that would be empty are left out."""
+    """Return the whole report, in order, without empty sections."""
     found = [Section("In short", first_words(results), charts.headline(results))]
     found.append(lost(results))
     found += [comparison_with(results, other) for other in others]
@@ -56,11 +56,11 @@ def sections(results: Results, others: Sequence[Results]) -> list[Section]:
 
 
 def _drawn(title: str, text: str, drawn: Sequence[str], table: Table | None = None) -> Section:
-    """A section that has words only if it has a chart."""
+    """Make a section whose text is left out if there is no chart."""
     return Section(title, [text] if drawn else [], drawn, table)
 
 
-BUSY = 0.1  # the noise floor of a machine that does other things too
+BUSY = 0.1  # the noise floor of a machine that runs other programs too
 ROOFLINE = (
     "The lines were measured in this run, before the cases: the best of several 2048³ float32 "
     "matrix "
@@ -79,7 +79,7 @@ ERRORS = (
 
 
 def first_words(results: Results) -> list[str]:
-    """Who won how often, and how sure that is."""
+    """Say how often each contender was the fastest, and how certain that is."""
     facts = summary(results)
     lines = []
     if not results.finished:
@@ -102,13 +102,13 @@ def first_words(results: Results) -> list[str]:
     if (results.noise or 0) > BUSY:
         lines.append("That is a lot: the machine was busy. Measure again when nothing else runs.")
     where = [str(results.machine.get("cpu", "unknown CPU")), results.date[:10]]
-    if results.threads:  # a file of pytest-benchmark may not tell
+    if results.threads:  # a file of pytest-benchmark may lack it
         where.insert(1, charts.threads(results.threads))
     return [*lines, f"{', '.join(filter(None, where))}."]
 
 
 def lost(results: Results) -> Section:
-    """The cases where somebody else is faster by more than the noise."""
+    """List the cases where another library is faster by more than the noise."""
     rows = []
     for timed in sorted(results.timed, key=lambda t: t.comparison.ratio or math.inf):
         comparison = timed.comparison
@@ -123,7 +123,7 @@ def lost(results: Results) -> Section:
 
 
 def contenders(results: Results) -> Table | None:
-    """Speed and error of each contender over all its cases."""
+    """Tabulate speed and error of each contender over all its cases."""
     speeds, errors = defaultdict(list), defaultdict(list)
     for timed in results.main:
         comparison = timed.comparison
@@ -144,7 +144,7 @@ def contenders(results: Results) -> Table | None:
 
 
 def memory(results: Results) -> Table | None:
-    """Bytes of each contender at each length, in MiB."""
+    """Tabulate the bytes of each contender at each length, in MiB."""
     found = {
         str(record["contender"]): {entry["n"]: entry["bytes"] for entry in record["lengths"]}
         for record in results.memory
@@ -159,7 +159,7 @@ def memory(results: Results) -> Table | None:
 
 
 def every_case(results: Results) -> Section:
-    """All times, and what the columns are."""
+    """List all times, and explain the columns."""
     table = all_cases(results)
     text = [f"The time of a case is {results.statistic}."]
     if table and "ratio" in table.heads:
@@ -175,7 +175,7 @@ def every_case(results: Results) -> Section:
 
 
 def all_cases(results: Results) -> Table | None:
-    """Every time that was measured."""
+    """Tabulate every time that was measured."""
     names = list(dict.fromkeys(name for t in results.timed for name in t.comparison.seconds))
     names.sort(key=lambda name: name != ENGINE)
     ratios = any(t.comparison.ratio is not None for t in results.timed)
@@ -201,7 +201,7 @@ def all_cases(results: Results) -> Table | None:
 
 
 def failures(results: Results) -> Section:
-    """Who was wrong or failed, and why."""
+    """List the contenders that were wrong or failed, and why."""
     rows = [
         [timed.case.name, str(timed.threads), name, result.status, result.note]
         for timed in results.timed
@@ -213,7 +213,7 @@ def failures(results: Results) -> Section:
 
 
 def comparison_with(results: Results, other: Results) -> Section:
-    """Two files beside each other."""
+    """Compare two files."""
     found = changes(results, other)
     rows = []
     for c in found:
@@ -250,7 +250,7 @@ def comparison_with(results: Results, other: Results) -> Section:
 
 
 def what_differs(results: Results, other: Results) -> str:
-    """Whether two files are of one machine, and what else is not the same."""
+    """Say whether two files are from one machine, and which conditions differ."""
     found = [f"{w}: {one}, then {two}" for w, (one, two) in differences(results, other).items()]
     if not found:
         return "Machine, threads and versions are the same in both files."
@@ -258,7 +258,7 @@ def what_differs(results: Results, other: Results) -> str:
 
 
 def machine(results: Results) -> Section:
-    """What is needed to understand the numbers, and to get them again."""
+    """List what is needed to understand the numbers, and to measure them again."""
     isa, policy = results.machine["isa"], results.machine["wait_policy"]
     known = {what: value for what, value in facts(results).items() if what not in results.versions}
     if "tier" in known and "reason" in isa:

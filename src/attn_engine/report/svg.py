@@ -1,6 +1,6 @@
-"""Charts as SVG text: bars, lines and points, with labels beside what they name.
+"""Charts as SVG text: bars, lines and points, with labels next to what they name.
 
-Each is a whole SVG file that follows the reader's light or dark theme and fits in a page as it is.
+Each is a complete SVG file that follows the reader's light or dark theme and can be put in a page.
 """
 
 import math
@@ -12,7 +12,7 @@ from xml.sax.saxutils import escape, quoteattr
 Points = Sequence[tuple[float, float]]
 
 OURS = "attn_engine"
-COLOURS = {  # of Okabe and Ito, made to be told apart with any colour vision
+COLOURS = {  # by Okabe and Ito, for any colour vision
     OURS: "#0072b2",
     "torch": "#d55e00",
     "onnxruntime": "#009e73",
@@ -31,19 +31,19 @@ PLOT_STYLE = (
     ".o{paint-order:stroke;stroke:#fff;stroke-width:4px}"
     "@media(prefers-color-scheme:dark){.g{stroke:#30363d}.r{stroke:#9198a1}.o{stroke:#161b22}}"
 )
-BARS_WIDTH, LONGEST_BAR = 760, 620  # pixels of `bars`, and where a bar of length 1 ends
-WIDTH, WIDE, HEIGHT = 470, 956, 330  # pixels of plots
+BARS_WIDTH, LONGEST_BAR = 760, 620  # pixels: width of `bars`, and length of a bar of value 1
+WIDTH, WIDE, HEIGHT = 470, 956, 330  # pixels, of plots
 LEFT, RIGHT, TOP, BOTTOM = 58, 104, 78, 44  # margins around the lines of a plot
 LINE_HEIGHT = 13
 
 
 def colour(name: str) -> str:
-    """A contender's colour."""
+    """Return a contender's colour."""
     return COLOURS.get(name, OTHER)
 
 
 def document(width: int, height: int, title: str, note: str, body: str, style: str = STYLE) -> str:
-    """A whole file with a heading and a line below it."""
+    """Return a complete file with a heading and a note below it."""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
         f'height="{height}" role="img" aria-label={quoteattr(title)}>'
@@ -58,15 +58,15 @@ def bars(
     note: str,
     left: int = 190,
 ) -> str:
-    """Groups of horizontal bars.
+    """Draw groups of horizontal bars.
 
     Parameters
     ----------
     groups : iterable of (words, bars)
-        Words to the left of a group; a bar is (label, colour, length), length 1 as long as fits.
+        Text to the left of a group; a bar is (label, colour, length), of at most length 1.
     title, note : str
     left : int
-        Pixels for the words.
+        Pixels for that text.
     """
     parts, y = [], 64
     for words, group in groups:
@@ -86,7 +86,7 @@ def bars(
 
 @dataclass(frozen=True)
 class Axis:
-    """From values to pixels."""
+    """A mapping from values to pixels."""
 
     low: float
     high: float
@@ -104,7 +104,7 @@ class Axis:
         return self.first + share * (self.last - self.first)
 
     def ticks(self) -> list[float]:
-        """Round values inside: on a logarithmic axis powers of ten, with 1, 2, 5 of few of them."""
+        """Return round values in the axis; if logarithmic, powers of ten, or 1, 2, 5 times them."""
         if self.log:
             decades = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
             digits = (1,) if len(decades) > 4 else (1, 2, 5)
@@ -133,26 +133,26 @@ def plot(
     tooltip: Callable[[str, int], str] | None = None,
     colours: Mapping[str, str] = MappingProxyType(COLOURS),
 ) -> str:
-    """Lines with their names at their ends, or points with a legend; dashed lines are named too.
+    """Draw lines with names at their ends, or points with a legend; dashed lines are named too.
 
     Parameters
     ----------
     series : mapping of str to sequence of (x, y)
-        Everything above 0; at least one point.
+        Values above 0, with at least one point.
     title, note, x_label, y_label : str
     connect : bool
-        Lines through the points.
+        Whether to draw lines through the points.
     width : int
-        Pixels.
+        In pixels.
     dashed : mapping of str to sequence of (x, y), optional
-        Lines without points: what the machine can do at most, what would be ideal.
+        Lines without points, for limits of the machine or ideal values.
     x_ticks : sequence of float, optional
     log : (bool, bool)
-        Which axes are logarithmic; one that is not begins at 0.
+        Which axes are logarithmic; the others begin at 0.
     tooltip : callable, optional
-        From name and index of a point to what is shown on hover.
+        Maps name and index of a point to the text that is shown on hover.
     colours : mapping of str to str
-        Of the series.
+        Colours of the series.
     """
     dashed = dashed or {}
     inks = {name: colours.get(name, OTHER) for name in series}
@@ -163,10 +163,10 @@ def plot(
     parts = [_grid(x, y, x_ticks, x_label, y_label)]
     for points in dashed.values():
         parts.append(f'<path class="r" d="{_path(points, x, y)}"/>')
-    if not connect:  # before the points, which may lie where the names of lines are
+    if not connect:  # before the points, which may cover the names of lines
         places = {name: _beside(points, x, y) for name, points in dashed.items()}
         parts += [_labels(places, y, {}), _legend(inks, x, y)]
-    for name, points in reversed(series.items()):  # the first on top
+    for name, points in reversed(series.items()):  # the first series is on top
         if connect:
             thick = 3 if name == OURS else 1.8
             parts.append(
@@ -188,7 +188,7 @@ def plot(
 
 
 def number(value: float) -> str:
-    """A few digits, as short as can be."""
+    """Format a number with few digits."""
     for least, unit, letter in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
         if value >= least:
             return f"{value / unit:.3g}{letter}"
@@ -196,7 +196,7 @@ def number(value: float) -> str:
 
 
 def _axis(values: Sequence[float], first: float, last: float, log: bool, room: float) -> Axis:
-    """From the smallest to the largest value, or from 0, with some room above."""
+    """Make an axis from the smallest value, or from 0, to the largest, with some space above."""
     low, high = (min(values), max(values) * room) if log else (0.0, max(values) * room)
     if log and room > 1:
         low /= room
@@ -206,12 +206,12 @@ def _axis(values: Sequence[float], first: float, last: float, log: bool, room: f
 
 
 def _path(points: Points, x: Axis, y: Axis) -> str:
-    """The line through the points."""
+    """Return the line through the points."""
     return "M" + "L".join(f"{x(px):.1f},{y(py):.1f}" for px, py in points)
 
 
 def _grid(x: Axis, y: Axis, x_ticks, x_label: str, y_label: str) -> str:
-    """Horizontal lines, numbers on both axes, and what they are."""
+    """Draw horizontal lines, and numbers and labels of both axes."""
     parts = []
     for value in y.ticks():
         at = y(value)
@@ -222,7 +222,7 @@ def _grid(x: Axis, y: Axis, x_ticks, x_label: str, y_label: str) -> str:
     last = -math.inf
     for value in x_ticks or x.ticks():
         at = x(value)
-        if at - last > 34:  # numbers do not touch
+        if at - last > 34:  # so that numbers do not overlap
             words = f"{value:g}" if x_ticks else number(value)
             parts.append(
                 f'<text x="{at:.1f}" y="{y.first + 16}" text-anchor="middle" class="s">'
@@ -237,7 +237,7 @@ def _grid(x: Axis, y: Axis, x_ticks, x_label: str, y_label: str) -> str:
 
 
 def _beside(points: Points, x: Axis, y: Axis) -> tuple[float, float]:
-    """Where the name of a line stands: over its start if it is level, else below its first part."""
+    """Return where a line's name goes: above its start if level, else below its first part."""
     (left, start), (right, end) = ((x(px), y(py)) for px, py in points[:2])
     if start == end:
         return left + 4, start - 5
@@ -245,7 +245,7 @@ def _beside(points: Points, x: Axis, y: Axis) -> tuple[float, float]:
 
 
 def _labels(places: Mapping[str, tuple[float, float]], y: Axis, inks: Mapping[str, str]) -> str:
-    """Names at (x, y), moved apart where they would touch, each with its colour if it has one."""
+    """Write names at (x, y), moved apart where they would overlap, with their colours if any."""
     parts, above = [], -math.inf
     wanted = sorted((at, left, name) for name, (left, at) in places.items())
     for i, (at, left, name) in enumerate(wanted):
@@ -261,7 +261,7 @@ def _labels(places: Mapping[str, tuple[float, float]], y: Axis, inks: Mapping[st
 
 
 def _legend(inks: Mapping[str, str], x: Axis, y: Axis) -> str:
-    """Names in a column at the right, each with its colour."""
+    """Draw names in a column at the right, each with its colour."""
     return "".join(
         f'<circle cx="{x.last + 14}" cy="{y.last + 4 + 16 * i}" r="4" fill="{ink}"/>'
         f'<text x="{x.last + 22}" y="{y.last + 8 + 16 * i}" class="l">{escape(name)}</text>'

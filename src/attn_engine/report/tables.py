@@ -1,4 +1,4 @@
-"""Tables that are written as Markdown, as HTML, and for a terminal."""
+"""Tables that can be written as Markdown, as HTML, and as text for a terminal."""
 
 import html
 import re
@@ -11,34 +11,34 @@ GAPS = ("", "–")
 
 @dataclass(frozen=True)
 class Table:
-    """Heads and rows of text; columns of numbers are set to the right."""
+    """Headings and rows of text; columns of numbers are aligned to the right."""
 
     heads: Sequence[str]
     rows: Sequence[Sequence[str]]
 
     @property
     def numeric(self) -> list[bool]:
-        """Which columns hold numbers, and perhaps gaps."""
+        """Which columns have only numbers and empty cells."""
         columns = [[cell for cell in c if cell not in GAPS] for c in zip(*self.rows, strict=True)]
         return [bool(c) and all(map(NUMBER.match, c)) for c in columns]
 
     def as_markdown(self) -> str:
-        """Pipes of GitHub's Markdown."""
+        """Return the table in GitHub's Markdown."""
         marks = ["--:" if numeric else "---" for numeric in self.numeric]
         head, *rows = ([plain(cell) for cell in line] for line in (self.heads, *self.rows))
         lines = [head, marks, *rows]
         return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
     def as_html(self) -> str:
-        """A table element in a box that scrolls."""
-        numeric = self.numeric  # reads all rows: once, not for each row
+        """Return a table element in a box that scrolls."""
+        numeric = self.numeric  # computed once, because it reads all rows
         head = _html_row(self.heads, "th", numeric)
         rows = "".join(_html_row(row, "td", numeric) for row in self.rows)
         table = f"<table><thead>{head}</thead><tbody>{rows}</tbody></table>"
         return f'<div class="wide" tabindex="0">{table}</div>'
 
     def as_text(self) -> str:
-        """Columns of a terminal."""
+        """Return the table in columns for a terminal."""
         lines = [self.heads, *self.rows]
         columns = list(zip(*lines, strict=True))
         widths = [max(map(len, column)) for column in columns]
@@ -50,33 +50,33 @@ class Table:
 
 
 def _html_row(cells: Sequence[str], tag: str, numeric: Sequence[bool]) -> str:
-    """One row of HTML."""
+    """Return one row of HTML."""
     columns = zip(cells, numeric, strict=True)
     classes = ((html.escape(c), ' class="n"' if number else "") for c, number in columns)
     return f"<tr>{''.join(f'<{tag}{kind}>{c}</{tag}>' for c, kind in classes)}</tr>"
 
 
 def table_of(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table | None:
-    """A table without the columns that hold nothing; None if there are no rows."""
+    """Return a table without its empty columns, or None if there are no rows."""
     kept = [i for i in range(len(heads)) if any(row[i] for row in rows)]
     head, *body = ([line[i] for i in kept] for line in (heads, *rows))
     return Table(head, body) if rows else None
 
 
 def digits(value: float) -> str:
-    """Three digits, or all before the point."""
+    """Format three digits, or all digits before the point."""
     return f"{value:.3g}" if value < 999.5 else f"{value:.0f}"
 
 
 def times(ratio: float) -> str:
-    """A ratio with two decimals; what is far off is called so."""
+    """Format a ratio with two decimals, or as a limit if it is far from 1."""
     if ratio < 0.01:
         return "< 0.01"
     return f"{ratio:.2f}" if ratio <= 1000 else "> 1000"
 
 
 def short_time(seconds: float) -> str:
-    """Three digits and a unit."""
+    """Format a time with three digits and a unit."""
     for unit, factor in (("µs", 1e6), ("ms", 1e3)):
         if seconds * factor < 999.5:
             return f"{digits(seconds * factor)} {unit}"
@@ -84,5 +84,5 @@ def short_time(seconds: float) -> str:
 
 
 def plain(text: str) -> str:
-    """Text that stays one cell of Markdown, and text."""
+    """Escape a text so that it stays one cell of Markdown."""
     return re.sub(r"([\\|&<>`*_\[\]])", r"\\\1", " ".join(text.split()))

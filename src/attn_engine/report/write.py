@@ -1,4 +1,4 @@
-"""Reports in files: HTML that needs no network, Markdown, and JSON."""
+"""Write reports as files: HTML that needs no network, Markdown, and JSON."""
 
 import html
 import json
@@ -22,19 +22,19 @@ def write_reports(paths: Sequence[Path], folder: Path) -> list[Path]:
     Parameters
     ----------
     paths : sequence of Path
-        Result files: the first is reported, each other one compared with it.
+        Result files; the first is reported, and every other one is compared with it.
     folder : Path
-        Where to write; made if it is not there.
+        The folder to write to; it is made if it does not exist.
 
     Returns
     -------
     list of Path
-        What was written.
+        The files that were written.
 
     Raises
     ------
     BadInput
-        A file that is no result file, or a folder that cannot be written.
+        A file is not a result file, or the folder is not writable.
     """
     results, *others = map(load, paths)
     make_folder(folder)
@@ -50,7 +50,7 @@ def write_reports(paths: Sequence[Path], folder: Path) -> list[Path]:
 
 
 def as_html(found: Sequence[Section]) -> str:
-    """One page with everything inside."""
+    """Return one page with everything inside."""
     body = []
     for section in found:
         parts = [f"<section><h2>{html.escape(section.title)}</h2>"]
@@ -67,7 +67,7 @@ def as_html(found: Sequence[Section]) -> str:
 
 
 def as_markdown(found: Sequence[Section]) -> str:
-    """The words and tables; the charts are in the page."""
+    """Return the text and tables; only the page has the charts."""
     parts = [f"# {TITLE}\n"]
     for section in found:
         parts.append(f"## {plain(section.title)}\n")
@@ -84,7 +84,7 @@ def as_markdown(found: Sequence[Section]) -> str:
 
 
 def as_json(results: Results, others: Sequence[Results]) -> str:
-    """The numbers of the report, for a program."""
+    """Return the numbers of the report, for programs."""
     report = {
         "file": str(results.path),
         "command": results.command,

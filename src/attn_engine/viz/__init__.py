@@ -1,4 +1,4 @@
-"""Pictures of attention weights: for a figure, for the terminal, and a page to click."""
+"""Pictures of attention weights: a figure, text for the terminal, and an interactive page."""
 
 from .figure import heatmap
 from .page import to_html

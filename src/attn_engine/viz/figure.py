@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.colors import Colormap
 
-CELL, SMALLEST, LARGEST = 0.45, 3.0, 9.0  # inches, of a figure made here
-LABEL_ROOM = 1.2  # font sizes that a label needs along its axis
-MOST_NUMBERS = 12  # rows or columns up to which cells hold their number
-MISSING = "\u25a1"  # a white square, for what no font has
+CELL, SMALLEST, LARGEST = 0.45, 3.0, 9.0  # inches, for a figure that heatmap makes
+LABEL_ROOM = 1.2  # font sizes along the axis for each label
+MOST_NUMBERS = 12  # most rows or columns for which cells show their number
+MISSING = "\u25a1"  # a white square, for characters that no font has
 
 
 def heatmap(
@@ -34,13 +34,13 @@ def heatmap(
 ) -> Axes:
     """Draw attention weights as a heat map: a row is a query, a column is a key.
 
-    Small maps have their numbers in the cells. Of long sequences only as many tokens are written as
+    Small maps show the numbers in the cells. For long sequences only as many tokens are labelled as
     fit. Needs matplotlib (``pip install 'attn_engine[report]'``).
 
     Parameters
     ----------
     weights : array_like, shape (n_q, n_kv) or (n_heads, n_q, n_kv)
-        Or a result that holds them. Rows sum to 1, or are 0 where no key is seen.
+        A result that holds weights is accepted too. Rows sum to 1, or are 0 where no key is seen.
     query_tokens : sequence of str, length n_q
         Labels of the rows.
     key_tokens : sequence of str, length n_kv, optional
@@ -48,10 +48,9 @@ def heatmap(
     head : int, optional
         Which head to draw; the mean of all by default.
     ax : matplotlib Axes, optional
-        Where to draw; by default a new figure of a size that suits the map.
+        Where to draw; by default a new figure of a suitable size.
     cmap : str or matplotlib Colormap
-        The name of one of matplotlib's, or one of your own; the default can be told apart with any
-        colour vision.
+        A colour map or the name of one. The default works with any colour vision.
 
     Returns
     -------
@@ -63,16 +62,16 @@ def heatmap(
     ImportError
         matplotlib is not installed.
     ValueError
-        Rows that do not sum to 1, tokens that do not match the weights, a head or a colour map that
-        is not there.
+        Rows do not sum to 1, tokens do not match the weights, or there is no such head or colour
+        map.
     TypeError
-        An argument is of a wrong kind.
+        An argument has a wrong type.
 
     Notes
     -----
-    For letters that matplotlib's font lacks, an installed font is taken that has them, and a square
-    drawn where there is none. matplotlib before 3.11 does not join Devanagari or Arabic letters and
-    draws from left to right; `to_html` leaves both to the browser.
+    Characters that matplotlib's font lacks are drawn in an installed font that has them, or as a
+    square. matplotlib before 3.11 does not join Devanagari or Arabic letters and draws from left to
+    right; a browser showing `to_html` does both correctly.
 
     Examples
     --------
@@ -110,7 +109,7 @@ def heatmap(
 
 
 def _label(axis, tokens: list[str], rotation: int) -> None:
-    """Tokens as tick labels: every one of them, or every second, third, ... as there is room."""
+    """Label an axis with tokens: every one, or every second, third, ... if there is less room."""
     from matplotlib import font_manager, rcParams
 
     labels = [cut(shown(token)) for token in tokens]
@@ -128,13 +127,13 @@ def _label(axis, tokens: list[str], rotation: int) -> None:
         labels=labels[::step],
         rotation=rotation,
         fontfamily=[*rcParams["font.family"], *families],
-        parse_math=False,  # a dollar sign is a token
+        parse_math=False,  # a dollar sign is an ordinary token
     )
 
 
 @lru_cache
 def _fonts(characters: frozenset[str], default: str) -> tuple[list[str], set[str]]:
-    """Installed families that have what the font file `default` lacks, and what none has."""
+    """Return installed fonts for characters that the file `default` lacks, and those none has."""
     from matplotlib import font_manager
 
     missing = set(characters) - _characters_of(default)
@@ -154,14 +153,14 @@ def _fonts(characters: frozenset[str], default: str) -> tuple[list[str], set[str
 
 
 def _characters_of(font_file: str) -> set[str]:
-    """What a font can draw."""
+    """Return the characters that a font can draw."""
     from matplotlib import font_manager
 
     return set(map(chr, font_manager.get_font(font_file).get_charmap()))
 
 
 def _write_numbers(ax: Axes, image, weights: np.ndarray) -> None:
-    """Each weight in its cell, dark on light colours and light on dark ones."""
+    """Write each weight into its cell, dark on light colours and light on dark ones."""
     for i, j in np.ndindex(weights.shape):
         red, green, blue, _ = image.cmap(image.norm(weights[i, j]))
         ink = "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.55 else "white"

@@ -1,4 +1,4 @@
-"""What a picture is labelled with: tokens that belong to the weights, as text that can be shown."""
+"""Labels of a picture: tokens that match the weights, as text that can be displayed."""
 
 import unicodedata
 from collections.abc import Sequence
@@ -7,18 +7,18 @@ import numpy as np
 
 from ..inputs.options import check_integer, shown_value
 
-OPEN_BOX = "\u2423"  # a space at an end, which many tokenizers make
-ELLIPSIS = "\u2026"  # the end of a label that is cut
-IN_ASCII = str.maketrans({OPEN_BOX: "_", ELLIPSIS: "~"})  # other signs become "?"
-CIRCLE = "\u25cc"  # what a mark sits on that has no letter before it
-# Characters without a shape of their own that must stay: they join letters, or keep them apart.
+OPEN_BOX = "\u2423"  # stands for a space at either end, which many tokenizers produce
+ELLIPSIS = "\u2026"  # marks a label that was shortened
+IN_ASCII = str.maketrans({OPEN_BOX: "_", ELLIPSIS: "~"})  # other characters become "?"
+CIRCLE = "\u25cc"  # carries a mark that has no letter before it
+# Invisible characters that must be kept: they join letters, or separate them.
 JOINERS = "\u200c\u200d"
-WIDEST = 24  # columns of a label; a longer one is cut
+WIDEST = 24  # columns of a label; a longer one is shortened
 UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp")  # control, format, lone surrogate, line and paragraph ends
 
 
 def shown(token: str) -> str:
-    """A token on one line, with signs for what cannot be seen or would move its neighbours."""
+    """Return a token on one line, with symbols for invisible or disturbing characters."""
     inner = token.strip(" ")
     left = len(token) - len(token.lstrip(" ")) if inner else len(token)
     right = len(token) - left - len(inner)
@@ -29,17 +29,17 @@ def shown(token: str) -> str:
 
 
 def _visible(character: str) -> str:
-    """A sign for a character without a shape; others as they are."""
+    """Return a symbol for a character without a shape, and other characters unchanged."""
     code = ord(character)
     if code < 0x20:
-        return chr(0x2400 + code)  # Unicode has a picture of each of these
+        return chr(0x2400 + code)  # Unicode has a symbol for each of these
     if character in JOINERS or unicodedata.category(character) not in UNSEEN:
         return character
     return f"[U+{code:04X}]"
 
 
 def can_encode(text: str, encoding: str | None) -> bool:
-    """Whether an encoding has all characters; None is that of a stream that keeps text as it is."""
+    """Return whether an encoding has all characters; None means that the stream keeps any text."""
     try:
         text.encode(encoding or "utf-8")
     except UnicodeEncodeError:
@@ -48,14 +48,14 @@ def can_encode(text: str, encoding: str | None) -> bool:
 
 
 def encodable(text: str, encoding: str | None) -> str:
-    """A label with signs of ASCII for what the encoding does not have."""
+    """Replace characters that the encoding lacks by ASCII symbols."""
     if encoding is None or can_encode(text, encoding):
         return text
     return text.translate(IN_ASCII).encode(encoding, "replace").decode(encoding)
 
 
 def check_tokens(name: str, tokens: Sequence[str], axis: str, weights: np.ndarray) -> list[str]:
-    """One str for each entry of an axis of `weights`, "n_q" or "n_kv"."""
+    """Check that there is one str for each entry of an axis of `weights`, "n_q" or "n_kv"."""
     if isinstance(tokens, str):
         raise TypeError(f"{name}: got one str, expected a sequence of them; pass list({name})")
     try:
@@ -82,7 +82,7 @@ def check_tokens(name: str, tokens: Sequence[str], axis: str, weights: np.ndarra
 def check_both_tokens(
     name: str, tokens: Sequence[str], key_tokens: Sequence[str] | None, weights: np.ndarray
 ) -> tuple[list[str], list[str]]:
-    """Tokens of the queries and of the keys, which are the same ones if no others are given."""
+    """Check the tokens of queries and keys; keys have those of queries by default."""
     queries = check_tokens(name, tokens, "n_q", weights)
     if key_tokens is not None:
         return queries, check_tokens("key_tokens", key_tokens, "n_kv", weights)
@@ -95,14 +95,14 @@ def check_both_tokens(
 
 
 def check_text(name: str, value: str) -> str:
-    """An argument that is text."""
+    """Check that an argument is text."""
     if not isinstance(value, str):
         raise TypeError(f"{name}: got {shown_value(value)}, expected str")
     return value
 
 
 def one_head(weights: np.ndarray, head: int | None) -> np.ndarray:
-    """(n_q, n_kv) of one head, or the mean of all heads."""
+    """Return the weights (n_q, n_kv) of one head, or their mean over all heads."""
     if weights.ndim > 3:
         raise ValueError(
             f"weights: shape {weights.shape}, expected (n_q, n_kv) or (n_heads, n_q, n_kv); "
@@ -118,20 +118,20 @@ def one_head(weights: np.ndarray, head: int | None) -> np.ndarray:
 
 
 def columns(text: str) -> int:
-    """How many columns a terminal uses: none for combining characters, two for wide ones."""
-    # Joined characters, an emoji of three people say, are drawn as one.
+    """Count the columns that a terminal uses: none for combining characters, two for wide ones."""
+    # Joined characters, such as an emoji of three people, are drawn as one.
     return sum(min(sum(map(_character_columns, cluster)), 2) for cluster in clusters(text))
 
 
 def _character_columns(character: str) -> int:
-    """Columns of one character, after glibc."""
+    """Count the columns of one character as glibc does."""
     if unicodedata.category(character) in ("Mn", "Me", "Cf") or "\u1160" <= character <= "\u11ff":
-        return 0  # the latter: Hangul vowels and finals, drawn into the syllable before them
+        return 0  # Hangul vowels and finals are drawn into the syllable before them
     return 2 if unicodedata.east_asian_width(character) in "WF" else 1
 
 
 def clusters(text: str) -> list[str]:
-    """A text taken apart where it may be broken: marks stay with their letter."""
+    """Split a text where it may be broken; combining marks stay with their letter."""
     taken: list[str] = []
     for character in text:
         mark = _character_columns(character) == 0 or unicodedata.category(character) == "Mc"
@@ -143,7 +143,7 @@ def clusters(text: str) -> list[str]:
 
 
 def cut(text: str) -> str:
-    """A label that is not too wide."""
+    """Shorten a label that is too wide."""
     kept, used = "", 0
     for cluster in clusters(text):
         used += columns(cluster)

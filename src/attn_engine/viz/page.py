@@ -1,8 +1,8 @@
-"""Attention weights as one HTML page to click: words, weights and script in a single file.
+"""Attention weights as one interactive HTML page: words, weights and script in a single file.
 
-The weights travel as 16-bit fractions in base64, all layers and heads in one string; the page makes
-elements only for the words and for the weights of the word that was chosen. Whatever the tokens
-hold reaches the page as JSON without a `<`, and the document as text.
+Weights are stored as 16-bit fractions in base64, all layers and heads in one string. The page
+creates elements only for the words and for the weights of the selected word. Tokens are stored as
+JSON without `<` and shown as text, so that no token can act as HTML.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from ..inputs.weights import check_weights
 from .labels import check_both_tokens, check_text, shown
 
 AXES = ("layer", "head")
-STEPS = 65535  # what weight 1 is sent as
-NOTEBOOK_ENTRIES = 2**18  # more would make a notebook file heavy
+STEPS = 65535  # the integer that stands for weight 1
+NOTEBOOK_ENTRIES = 2**18  # more would make the notebook's file too large
 NOTEBOOK_HEIGHT = "34rem"
 
 
@@ -34,17 +34,17 @@ def to_html(
     *,
     title: str = "Attention weights",
 ) -> str:
-    """Make a page that shows, for the word one clicks, the weight it gives to every other word.
+    """Make a page that shows, for a clicked word, the weight it gives to every other word.
 
-    The page is a single file that needs no network. It can be used by mouse, touch and keyboard, in
-    light and dark; a table holds every number for screen readers. The colours are ordered by
-    brightness, so that they can be told apart with any colour vision.
+    The page is a single file that needs no network. It works with mouse, touch and keyboard, in
+    light and dark themes, and has a table with every number for screen readers. The colours differ
+    in brightness, so that they work with any colour vision.
 
     Parameters
     ----------
     weights : array_like, shape (n_q, n_kv), (n_heads, n_q, n_kv) or (n_layers, n_heads, n_q, n_kv)
-        Or a result that holds them. Rows sum to 1, or are 0 where no key is seen. The page chooses
-        among layers and heads.
+        A result that holds weights is accepted too. Rows sum to 1, or are 0 where no key is seen.
+        The page has a choice of layers and heads.
     tokens : sequence of str, length n_q
         Tokens of the queries, and of the keys too if `key_tokens` are not given.
     key_tokens : sequence of str, length n_kv, optional
@@ -60,9 +60,9 @@ def to_html(
     Raises
     ------
     ValueError
-        Rows that do not sum to 1, or tokens that do not match the weights.
+        Rows do not sum to 1, or tokens do not match the weights.
     TypeError
-        An argument is of a wrong kind.
+        An argument has a wrong type.
 
     Notes
     -----
@@ -88,7 +88,7 @@ def to_html(
 
 
 def notebook_html(result: Any) -> str | None:
-    """What a notebook shows of a result that has weights; None where there is nothing to draw."""
+    """Return the page that a notebook shows for a result, or None if there is nothing to draw."""
     weights = np.asarray(result.weights)
     fields = zip(result._fields, result, strict=True)
     parts = [f"{name} {array.shape}" for name, array in fields if array is not None]
@@ -121,7 +121,7 @@ def _page(
     *,
     same: bool,
 ) -> str:
-    """The template with its data; `axes` are the names of those before (n_q, n_kv)."""
+    """Fill the template; `axes` are the names of the axes before (n_q, n_kv)."""
     codes = np.rint(np.clip(weights, 0, 1) * STEPS).astype("<u2")
     sizes = zip(axes, weights.shape[:-2], strict=True)
     data = {
@@ -139,6 +139,6 @@ def _page(
 
 
 def _direction(tokens: list[str]) -> str:
-    """Which way the words run: that of most of their letters."""
+    """Return the direction of text, which is that of most of its letters."""
     kinds = [unicodedata.bidirectional(character) for token in tokens for character in token]
     return "rtl" if sum(k in ("R", "AL") for k in kinds) > kinds.count("L") else "ltr"

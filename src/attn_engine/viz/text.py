@@ -1,4 +1,4 @@
-"""Attention weights as lines for a terminal: shades, or colours where they can be shown."""
+"""Attention weights as lines of text for a terminal: shades, or colours where it has them."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from .labels import (
 )
 
 BLOCKS, ASCII = " ░▒▓█", " .+*#"
-# from dark blue to yellow in the terminal's 256 colours
+# Dark blue to yellow, in the terminal's 256 colours.
 RAMP = (17, 18, 19, 25, 31, 37, 43, 49, 84, 119, 154, 190, 226)
-TALLEST_HEAD = 16  # lines of a key's token that is written downwards
-LEAST_CELL, GAP, NARROW = 6, 2, 2  # columns: of a cell beside others, before it, of a narrow one
+TALLEST_HEAD = 16  # most lines for a key's token that is written downwards
+LEAST_CELL, GAP, NARROW = 6, 2, 2  # columns of a cell, of the gap before it, of a narrow cell
 
 
 def to_text(
@@ -43,41 +43,40 @@ def to_text(
 ) -> str:
     """Draw attention weights with characters: a row is a query, a column is a key.
 
-    An empty cell (in colour, the darkest) is weight 0, a full one the largest weight. If the keys
-    do not fit beside each other their tokens are written downwards, and if that is not enough the
-    picture goes on below, with the next keys.
+    An empty cell (in colour, the darkest) is weight 0, a full cell the largest weight. If the keys
+    do not fit side by side, their tokens are written downwards; if that is not enough, the picture
+    continues below with the next keys.
 
     Parameters
     ----------
     weights : array_like, shape (n_q, n_kv) or (n_heads, n_q, n_kv)
-        Or a result that holds them. Rows sum to 1, or are 0 where no key is seen.
+        A result that holds weights is accepted too. Rows sum to 1, or are 0 where no key is seen.
     query_tokens : sequence of str, length n_q
-        What stands before each row.
+        Labels in front of the rows.
     key_tokens : sequence of str, length n_kv, optional
-        What stands over each column; the same tokens by default.
+        Labels above the columns; the same tokens by default.
     head : int, optional
         Which head to draw; the mean of all by default.
     color : bool, optional
-        Colours of the 256 that terminals know. By default only if `stream` is a terminal and the
+        Use the terminal's 256 colours. By default only if `stream` is a terminal and the
         environment variable NO_COLOR is not set.
     width : int, optional
-        Columns that may be used; by default those of the terminal.
+        Number of columns to use; by default those of the terminal.
     stream : text stream, optional
-        Where the text will be written, ``sys.stdout`` by default: it decides on colours, and on
-        other characters where it cannot encode blocks or tokens.
+        Where the text will be written, ``sys.stdout`` by default. It decides whether there are
+        colours, and which characters must be replaced because it cannot encode them.
 
     Returns
     -------
     str
-        Lines without an end of line after the last one.
+        Lines, without a line end after the last.
 
     Raises
     ------
     ValueError
-        Rows that do not sum to 1, tokens that do not match the weights, or a head that is not
-        there.
+        Rows do not sum to 1, tokens do not match the weights, or there is no such head.
     TypeError
-        An argument is of a wrong kind.
+        An argument has a wrong type.
 
     Examples
     --------
@@ -118,7 +117,7 @@ def to_text(
 
 
 def _layout(keys: list[str], room: int) -> tuple[list[list[str]], list[int], list[range]]:
-    """Lines of heads with a piece of each key, columns of each key, keys of each block."""
+    """Return the lines of labels above the keys, each key's columns, and the keys of each block."""
     widths = [max(columns(key), LEAST_CELL) + GAP for key in keys]
     if sum(widths) <= room:
         return [keys], widths, [range(len(keys))]
@@ -131,7 +130,7 @@ def _layout(keys: list[str], room: int) -> tuple[list[list[str]], list[int], lis
 
 
 def _cell(step: int | str, width: int, color: bool) -> str:
-    """A cell in a colour or made of a character; wide ones leave a gap before them."""
+    """Return a coloured or shaded cell; a wide cell has a gap in front."""
     gap = GAP if width > NARROW else 0
     inner = " " if color else step
     cell = inner * (width - gap)
@@ -139,11 +138,11 @@ def _cell(step: int | str, width: int, color: bool) -> str:
 
 
 def _padded(text: str, width: int) -> str:
-    """A text moved to the right end of its columns."""
+    """Align a text to the right of its columns."""
     return " " * (width - columns(text)) + text
 
 
 def _aligned(texts: list[str]) -> list[str]:
-    """Texts filled up to the columns of the widest one, and a gap."""
+    """Pad texts to the columns of the widest one, plus a gap."""
     width = max(map(columns, texts)) + 1
     return [text + " " * (width - columns(text)) for text in texts]
