@@ -17,6 +17,7 @@ from ..shapes.attention import check_shapes
 from ..shapes.single import check_broadcast
 from ..shapes.words import Shape
 
+_new = tuple.__new__  # skips NamedTuple's own constructor, which every call would pay for
 # The axes of an output in layout bhsd and in layout bshd.
 _WORDS = ("(..., n_heads, n_q, d_v)", "(..., n_q, n_heads, d_v)")
 
@@ -67,11 +68,11 @@ def check_sizes(
     if out is not None:
         inputs = {"query": query, "key": key, "value": value} | options.arrays()
         check_out(out, shape, dtype, inputs, words)
-    sizes = Sizes(prod(batch), n_heads, of_keys.heads, n_q, n_kv, d_qk, d_v)
-    return CheckedCall(
+    sizes = _new(Sizes, (prod(batch), n_heads, of_keys.heads, n_q, n_kv, d_qk, d_v))
+    return _new(CheckedCall, (
         query, key, value, mask, out, shape, words, rows, sizes, dtype, compute,
         dtype_code(dtype), bshd, scale, limits, extras, want_weights, want_lse, threads,
-    )  # fmt: skip
+    ))  # fmt: skip
 
 
 def broadcast_mask(name: str, value: Any, scores: Shape, axes: tuple[str, ...]) -> np.ndarray:

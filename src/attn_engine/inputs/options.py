@@ -118,6 +118,8 @@ def check_share(name: str, value: Any) -> float:
 
 def check_dropout(dropout_p: Any, dropout_seed: Any) -> tuple[float, int]:
     """Return the share of weights to drop and the seed that decides which, checked."""
+    if dropout_seed is None and type(dropout_p) is float and dropout_p == 0.0:
+        return 0.0, 0
     share = check_share("dropout_p", dropout_p)
     if dropout_seed is None:
         if share > 0:

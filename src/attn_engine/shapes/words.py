@@ -58,6 +58,9 @@ class ShapeError(ValueError):
         return f"{self.args[0]}; {self.fix}"
 
 
+_new = tuple.__new__  # skips NamedTuple's own constructor, which every call would pay for
+
+
 class Axes(NamedTuple):
     """The parts of a shape; one of two axes has 1 head, one of fewer than four has no batch."""
 
@@ -72,8 +75,8 @@ def axes_of(shape: Shape, bshd: bool) -> Axes:
     if len(shape) == 2:
         return Axes((), 1, *shape)
     if bshd:
-        return Axes(shape[:-3], shape[-2], shape[-3], shape[-1])
-    return Axes(shape[:-3], shape[-3], shape[-2], shape[-1])
+        return _new(Axes, (shape[:-3], shape[-2], shape[-3], shape[-1]))
+    return _new(Axes, (shape[:-3], *shape[-3:]))
 
 
 def batch_words(n: int) -> tuple[str, ...]:
