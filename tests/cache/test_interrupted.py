@@ -107,10 +107,11 @@ class Injected:
 
 @pytest.mark.parametrize("name", OPERATIONS)
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
-def test_an_operation_that_ends_anywhere_is_done_or_was_never_begun(form, name, error):
+@pytest.mark.parametrize("storage", ["float32", "int8"])  # int8 has scales beside its numbers
+def test_an_operation_that_ends_anywhere_is_done_or_was_never_begun(form, storage, name, error):
     """At every line and instruction of it, with the bits of a cache that was not interrupted."""
     operation = OPERATIONS[name]
-    cache, done = used(form), used(form)
+    cache, done = used(form, storage), used(form, storage)
     if name == "append to shared":
         for each in (cache, done):
             each.reorder([1, 1])
@@ -133,7 +134,7 @@ def test_an_operation_that_ends_anywhere_is_done_or_was_never_begun(form, name, 
     assert n > 5 and read(cache) == states[-1]
     cache.reset()
     cache.append(*tokens(100))
-    new = KVCache(2, 2, 8, **form)
+    new = KVCache(2, 2, 8, storage=storage, **form)
     new.append(*tokens(100))
     assert read(cache) == read(new)
 
