@@ -36,7 +36,7 @@ def check(
     dtype, d_v = native(query.dtype), value.shape[-1]
     shape, compute = (*query.shape[:-1], d_v), compute_type(dtype)
     scale = check_scale(options.scale, axes.d, compute)
-    extras = options.packed_extras(batch, axes.heads, compute, starts)
+    extras = options.extras(batch, axes.heads, 0, 0, compute, starts)
     words = "(total_q, n_heads, d_v)"
     if options.out is not None:
         inputs = {"query": query, "key": key, "value": value} | options.arrays()

@@ -60,11 +60,21 @@ class AttentionOptions(NamedTuple):
         )  # fmt: skip
 
     def extras(
-        self, batch: Shape, n_heads: int, n_q: int, n_kv: int, compute: np.dtype
+        self,
+        batch: Shape,
+        n_heads: int,
+        n_q: int,
+        n_kv: int,
+        compute: np.dtype,
+        starts: tuple[np.ndarray | None, np.ndarray | None] = (None, None),
     ) -> Extras | None:
-        """Check softcap, slopes, sinks, segments and dropout; return None if all have defaults."""
+        """Check softcap, slopes, sinks, segments and dropout; return None if all have defaults.
+
+        `starts` are the checked `cu_seqlens` of packed sequences.
+        """
         if (
-            self.alibi_slopes is None
+            starts[0] is None
+            and self.alibi_slopes is None
             and self.sinks is None
             and self.segment_ids is None
             and self.dropout_seed is None
@@ -78,20 +88,6 @@ class AttentionOptions(NamedTuple):
             None if slopes is None else check_slopes(slopes, batch, n_heads, compute),
             None if sinks is None else check_sinks(sinks, n_heads, compute),
             *((None, None) if ids is None else check_segments(ids, batch, n_q, n_kv)),
-            *check_dropout(self.dropout_p, self.dropout_seed),
-        )
-
-    def packed_extras(
-        self, batch: Shape, n_heads: int, compute: np.dtype, starts: tuple[np.ndarray, np.ndarray]
-    ) -> Extras:
-        """Check the same options for packed sequences, which have `cu_seqlens` and no segments."""
-        slopes, sinks = self.alibi_slopes, self.sinks
-        return Extras(
-            check_softcap(self.softcap, compute),
-            None if slopes is None else check_slopes(slopes, batch, n_heads, compute),
-            None if sinks is None else check_sinks(sinks, n_heads, compute),
-            None,
-            None,
             *check_dropout(self.dropout_p, self.dropout_seed),
             *starts,
         )

@@ -118,7 +118,7 @@ def additive(
     if prepared is not None and U_a is not None:
         raise ValueError("U_a: the keys are projected already; pass None")
     names = ("W_a", "U_a", "v_a")
-    score = additive_score(names, W_a is not None, U_a is not None or prepared is not None)
+    score = additive_score(W_a is not None, U_a is not None or prepared is not None)
     given = zip(names, (W_a, U_a, v_a), strict=True)
     matrices = {name: x for name, x in given if x is not None or name == "v_a"}
     keys = keys if prepared is None else prepared.keys

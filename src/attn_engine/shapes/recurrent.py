@@ -81,10 +81,9 @@ CONCAT = _score({"v": ("d_attn",), "W_c": ("d_attn", "d_s + d_h")}, rule=_both_s
 
 
 @cache
-def additive_score(names: tuple[str, str, str], has_W_a: bool, has_U_a: bool) -> Score:
+def additive_score(has_W_a: bool, has_U_a: bool) -> Score:
     """Return Bahdanau's score with these matrices; without one its states are projected already."""
-    W_a, U_a, v_a = names
-    matrices = {v_a: ("d_attn",), W_a: ("d_attn", "d_s"), U_a: ("d_attn", "d_h")}
+    matrices = {"v_a": ("d_attn",), "W_a": ("d_attn", "d_s"), "U_a": ("d_attn", "d_h")}
     return _score(matrices, "d_s" if has_W_a else "d_attn", "d_h" if has_U_a else "d_attn")
 
 
