@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .._core import additive_backward as _backward
 from ..config import resolve_threads
 from ..results import AdditiveGradients, ConcatGradients, DotGradients, GeneralGradients
 from .backward_checks import (
@@ -16,11 +15,12 @@ from .backward_checks import (
     CONCAT,
     DOT,
     GENERAL,
-    ClassicBackward,
+    CheckedBackward,
     additive_backward,
     concat_backward,
     luong_backward,
 )
+from .gradients import additive_gradients, concat_gradients, luong_gradients
 
 
 def additive_attention_backward(
@@ -110,9 +110,9 @@ def additive_attention_backward(
     """
     inputs = {"query": query, "keys": keys, "W_a": W_a, "U_a": U_a, "v_a": v_a, "values": values}
     inputs |= {"bias": bias, "v_scale": v_scale, "location": location}
-    given = grad_context, weights, grad_weights, needs, num_heads
+    given = (grad_context, weights, grad_weights), needs, num_heads
     return AdditiveGradients(
-        **_run(additive_backward, ClassicBackward.additive, given, num_threads, inputs)
+        **_run(additive_backward, additive_gradients, given, num_threads, inputs)
     )
 
 
@@ -150,10 +150,8 @@ def concat_attention_backward(
         As in `additive_attention_backward`.
     """
     inputs = {"query": query, "keys": keys, "W_c": W_c, "v": v, "values": values}
-    given = grad_context, weights, grad_weights, needs, num_heads
-    return ConcatGradients(
-        **_run(concat_backward, ClassicBackward.concat, given, num_threads, inputs)
-    )
+    given = (grad_context, weights, grad_weights), needs, num_heads
+    return ConcatGradients(**_run(concat_backward, concat_gradients, given, num_threads, inputs))
 
 
 def general_attention_backward(
@@ -189,10 +187,8 @@ def general_attention_backward(
         As in `additive_attention_backward`.
     """
     inputs = {"query": query, "keys": keys, "W": W, "values": values}
-    given = grad_context, weights, grad_weights, needs, num_heads
-    return GeneralGradients(
-        **_run(luong_backward, ClassicBackward.luong, given, num_threads, inputs)
-    )
+    given = (grad_context, weights, grad_weights), needs, num_heads
+    return GeneralGradients(**_run(luong_backward, luong_gradients, given, num_threads, inputs))
 
 
 def dot_attention_backward(
@@ -226,19 +222,16 @@ def dot_attention_backward(
         As in `additive_attention_backward`.
     """
     inputs = {"query": query, "keys": keys, "values": values}
-    given = grad_context, weights, grad_weights, needs, 1
-    return DotGradients(**_run(luong_backward, ClassicBackward.luong, given, num_threads, inputs))
+    given = (grad_context, weights, grad_weights), needs, 1
+    return DotGradients(**_run(luong_backward, luong_gradients, given, num_threads, inputs))
 
 
 def _run(
-    check: Callable[..., ClassicBackward],
-    finish: Callable[[ClassicBackward], dict[str, np.ndarray | None]],
+    check: Callable[..., CheckedBackward],
+    gradients: Callable[[CheckedBackward], dict[str, np.ndarray | None]],
     given: tuple,
     num_threads: int | None,
     inputs: dict[str, Any],
 ) -> dict[str, np.ndarray | None]:
-    """Check a call, run the core if any gradient needs it, and compute the remaining products."""
-    call = check(*given, resolve_threads(num_threads), inputs)
-    if call.gradients:
-        _backward(call.core, call.given, call.wanted)
-    return finish(call)
+    """Check a call and return its gradients by name."""
+    return gradients(check(*given, resolve_threads(num_threads), inputs))
