@@ -5,15 +5,15 @@ from typing import Any
 
 
 class ReadOnly:
-    """A read-only attribute: the field of the same name in the object's NamedTuple `_kind`."""
+    """A read-only attribute: the field of the same name in the object's NamedTuple `_settings`."""
 
     def __set_name__(self, owner: type, name: str):
         self._name = name
         self.__doc__ = f"What the constructor made of `{name}`; read-only."
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        """Return the field of `_kind`, or the descriptor itself from the class."""
-        return self if instance is None else getattr(instance._kind, self._name)
+        """Return the field of `_settings`, or the descriptor itself from the class."""
+        return self if instance is None else getattr(instance._settings, self._name)
 
     def __set__(self, instance: Any, value: Any):
         """Raise AttributeError, because the object was built for the present value."""

@@ -25,7 +25,7 @@ def _attend(self: KVCache, query: Any, num_threads: Any, **options: Any) -> dict
     """Plan attention over the tokens of a cache."""
     threads = resolve_threads(num_threads)
     call = cache_checks.check(
-        self._kind, self._state[0], query, AttentionOptions(**options), threads
+        self._settings, self._state[0], query, AttentionOptions(**options), threads
     )
     return plan_of_cache(call, *self._state)
 
@@ -36,15 +36,15 @@ def _layer(
 ) -> dict[str, Any]:  # fmt: skip
     """Plan attention within a layer."""
     threads = resolve_threads(num_threads)
-    kind, masks = self._kind, (key_padding_mask, attn_mask, is_causal)
+    settings, masks = self._settings, (key_padding_mask, attn_mask, is_causal)
     inputs, options = self._checked((query, key, value), masks)
-    (batch, n_q, n_kv), d = inputs.scores, kind.head_dim
-    of_keys = batch, kind.num_kv_heads, n_kv + kind.added, d
-    shapes = (batch, kind.num_heads, n_q, d), of_keys, of_keys
+    (batch, n_q, n_kv), d = inputs.scores, settings.head_dim
+    of_keys = batch, settings.num_kv_heads, n_kv + settings.added, d
+    shapes = (batch, settings.num_heads, n_q, d), of_keys, of_keys
     options = AttentionOptions(enable_gqa=True, **options)
     flags = checks.check_flags(options)
     tensors = None, None, None  # without the projections
-    return plan(checks.check_sizes(tensors, shapes, kind.compute, options, flags, threads))
+    return plan(checks.check_sizes(tensors, shapes, settings.compute, options, flags, threads))
 
 
 def _planned(function: Callable, describe: Callable[[Any], dict[str, Any]]) -> Callable:

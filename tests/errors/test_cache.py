@@ -20,7 +20,7 @@ NEW = {
     "dtype name": (TypeError, {"dtype": "f99"}, "dtype: got 'f99', expected float16, bfloat16"),
     "storage": (ValueError, {"storage": "int4"},
         "storage: got 'int4', expected one of float32, float64, float16, bfloat16, int8"),
-    "storage kind": (ValueError, {"storage": 8}, "storage: got 8, expected one of float32"),
+    "storage type": (ValueError, {"storage": 8}, "storage: got 8, expected one of float32"),
     "storage pair": (ValueError, {"storage": ("int8", "float16")},
         ("storage: got ('int8', 'float16'), expected one of float32, float64, float16, bfloat16, "
         "int8, or None; keys and values are stored alike, pass one name for both")),
@@ -40,7 +40,7 @@ NEW = {
     "wide dtype": (ValueError, {"dtype": np.float64, "storage": "int8"},
         "storage: int8 does not go with dtype float64"),
     "window": (ValueError, {"window": 0}, "window: got 0, expected at least 1"),
-    "window kind": (TypeError, {"window": (5, 0)}, "window: got (5, 0), expected a whole number"),
+    "window type": (TypeError, {"window": (5, 0)}, "window: got (5, 0), expected a whole number"),
     "window beyond capacity": (ValueError, {"window": 101},
         ("capacity: got 100, but with a window of 101 a query sees that many keys; pass at least "
         "101, and one more for each further token that is appended at a time")),
@@ -105,7 +105,7 @@ APPENDS = {
         "lengths: shape (1,), expected (2,): one length for each batch entry"),
     "lengths value": (ValueError, ((TENSOR, TENSOR, [1, 4]), {}),
         "lengths: got 4 at index 1, expected 0 to 3 (n_new); clip it"),
-    "lengths kind": (TypeError, ((TENSOR, TENSOR, [1.0, 2.0]), {}),
+    "lengths type": (TypeError, ((TENSOR, TENSOR, [1.0, 2.0]), {}),
         "lengths: dtype float64, expected"),
     "full": (ValueError, ((ones(2, 4, 61, 16),) * 2, {}),
         ("cache is full: entry 0 has 40 and 61 more make 101 tokens, but capacity is 100; make a "
@@ -161,7 +161,7 @@ CHANGES = {
         "lengths: got 31 at index 1, where the cache has length 30; truncate() only shortens"),
     "truncate negative": (ValueError, ("truncate", [-1, 3]),
         "lengths: got -1 at index 0, expected 0 to 40; truncate() only shortens"),
-    "truncate kind": (TypeError, ("truncate", [1.0, 2.0]),
+    "truncate type": (TypeError, ("truncate", [1.0, 2.0]),
         "lengths: dtype float64, expected integers"),
     "reorder shape": (ValueError, ("reorder", [0]),
         "batch_index: shape (1,), expected (2,): for each entry the one that it continues"),
@@ -184,23 +184,23 @@ def cache(request):
 
 
 @refused(NEW)
-def test_a_cache_that_cannot_be(kind, given, phrases):
-    refuses(kind, phrases, KVCache, **(GOOD | given))
+def test_a_cache_that_cannot_be(error, given, phrases):
+    refuses(error, phrases, KVCache, **(GOOD | given))
 
 
 @refused(APPENDS)
-def test_an_append_that_fails_changes_nothing(cache, kind, given, phrases):
-    refuses(kind, phrases, cache.append, *given[0], **given[1])
+def test_an_append_that_fails_changes_nothing(cache, error, given, phrases):
+    refuses(error, phrases, cache.append, *given[0], **given[1])
 
 
 @refused(ATTENDS)
-def test_broken_attention_says_so(cache, kind, given, phrases):
-    refuses(kind, phrases, cache.attend, *given[0], **given[1])
+def test_broken_attention_says_so(cache, error, given, phrases):
+    refuses(error, phrases, cache.attend, *given[0], **given[1])
 
 
 @refused(CHANGES)
-def test_a_change_that_fails_changes_nothing(cache, kind, given, phrases):
-    refuses(kind, phrases, getattr(cache, given[0]), given[1])
+def test_a_change_that_fails_changes_nothing(cache, error, given, phrases):
+    refuses(error, phrases, getattr(cache, given[0]), given[1])
 
 
 def test_a_full_cache_takes_no_token_and_a_truncated_one_does():

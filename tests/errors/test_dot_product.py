@@ -267,17 +267,17 @@ WRONG_OUT = {
     ValueError=RANKS_AND_SHAPES | MASK_SHAPES | WRONG_VALUES | WRONG_OUT,
     TypeError=DTYPES | MASK_KINDS | WRONG_KINDS,
 )
-def test_broken_call_says_so_and_writes_nothing(kind, given, phrases):
+def test_broken_call_says_so_and_writes_nothing(error, given, phrases):
     arguments = {"query": QUERY, "key": KEY, "value": VALUE, "out": np.full(OUT_SHAPE, 7.0, "f4")}
     arguments |= given
     arrays = [value for value in arguments.values() if isinstance(value, np.ndarray)]
     before = [array.tobytes() for array in arrays]
-    refuses(kind, phrases, scaled_dot_product_attention, **arguments)
+    refuses(error, phrases, scaled_dot_product_attention, **arguments)
     assert [array.tobytes() for array in arrays] == before
-    refuses(kind, phrases, attn_engine.explain, **arguments)
+    refuses(error, phrases, attn_engine.explain, **arguments)
     if "out" not in given:  # the same without out, where the shortest path is tried first
         del arguments["out"]
-        refuses(kind, phrases, scaled_dot_product_attention, **arguments)
+        refuses(error, phrases, scaled_dot_product_attention, **arguments)
 
 
 @pytest.mark.parametrize("out", [[[1.0]], "out", np.ma.masked_array(ones(*OUT_SHAPE))])

@@ -45,7 +45,7 @@ SHAPES = {
     "gqa not enabled": ({"enable_gqa": False}, "key: n_kv_heads is 2", "enable_gqa=True"),
     "dropout without seed": ({"dropout_p": 0.5}, "dropout_p: got 0.5 without dropout_seed"),
 }  # fmt: skip
-KINDS = {
+TYPES = {
     "grad_output dtype": ({"grad_output": ones(2, 4, 5, 6, dtype=np.float64)},
         "grad_output: dtype float64, expected float32", "grad_output.astype(np.float32)"),
     "grad_output integers": ({"grad_output": ones(2, 4, 5, 6, dtype=int)},
@@ -66,9 +66,9 @@ KINDS = {
 }  # fmt: skip
 
 
-@refused(ValueError=SHAPES, TypeError=KINDS)
-def test_broken_calls_say_what_is_wrong(kind, given, phrases):
-    refuses(kind, phrases, call, **given)
+@refused(ValueError=SHAPES, TypeError=TYPES)
+def test_broken_calls_say_what_is_wrong(error, given, phrases):
+    refuses(error, phrases, call, **given)
 
 
 def test_the_call_that_is_changed_is_right():

@@ -368,9 +368,9 @@ def test_the_limits_of_offsets_and_slopes_stand_in_the_docstring_and_are_taken(f
     for offset in (2**48, -(2**48)):
         output = function(x, x, x, *starts, is_causal=True, causal_offset=offset)
         assert (output == (offset > 0)).all()
-        kind = f"causal_offset: got {offset * 2}"
-        refuses(ValueError, [kind], function, x, x, x, *starts, causal_offset=2 * offset)
+        phrase = f"causal_offset: got {offset * 2}"
+        refuses(ValueError, [phrase], function, x, x, x, *starts, causal_offset=2 * offset)
     heads = x.shape[0] if function is attention else 1
     assert (function(x, x, x, *starts, alibi_slopes=np.full(heads, 2.0**64)) == 1).all()
-    kind = "alibi_slopes: got 3.6893488147419103e+19"
-    refuses(ValueError, [kind], function, x, x, x, *starts, alibi_slopes=np.full(heads, 2.0**65))
+    phrase = "alibi_slopes: got 3.6893488147419103e+19"
+    refuses(ValueError, [phrase], function, x, x, x, *starts, alibi_slopes=np.full(heads, 2.0**65))

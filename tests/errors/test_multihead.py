@@ -108,7 +108,7 @@ CALLS = {
     "threads": ({"num_threads": 0}, "num_threads: got 0, expected 1 to 1024"),
 }
 
-KINDS = {
+TYPES = {
     "dtype": (
         {"key": ones(7, 2, 12, dtype=np.float64)},
         (
@@ -135,9 +135,9 @@ KINDS = {
 }
 
 
-@refused(ValueError=CALLS, TypeError=KINDS)
-def test_calls(kind, given, phrases):
-    refuses(kind, phrases, MultiheadAttention(12, 3), **(GOOD | given))
+@refused(ValueError=CALLS, TypeError=TYPES)
+def test_calls(error, given, phrases):
+    refuses(error, phrases, MultiheadAttention(12, 3), **(GOOD | given))
 
 
 def test_batch_first_has_its_own_words():
@@ -184,7 +184,7 @@ SETTINGS = {
     "kdim": (ValueError, {"kdim": -1}, "kdim: got -1, expected at least 1"),
     "float": (TypeError, {"vdim": 2.0}, "vdim: got 2.0, expected a whole number above 0"),
     "dropout": (ValueError, {"dropout": 1.0}, "dropout: got 1.0, expected at least 0 and less"),
-    "dropout kind": (TypeError, {"dropout": "no"}, "dropout: got 'no', expected a real number"),
+    "dropout type": (TypeError, {"dropout": "no"}, "dropout: got 'no', expected a real number"),
     "bias": (TypeError, {"bias": 1}, "bias: got 1, expected True or False"),
     "dtype": (
         TypeError,
@@ -192,13 +192,13 @@ SETTINGS = {
         "dtype: ",
         "expected float16, bfloat16, float32 or float64",
     ),
-    "dtype kind": (TypeError, {"dtype": "fast"}, "dtype: got 'fast', expected float16, bfloat16"),
+    "dtype type": (TypeError, {"dtype": "fast"}, "dtype: got 'fast', expected float16, bfloat16"),
 }
 
 
 @refused(SETTINGS)
-def test_constructor(kind, given, phrases):
-    refuses(kind, phrases, MultiheadAttention, **({"embed_dim": 12, "num_heads": 3} | given))
+def test_constructor(error, given, phrases):
+    refuses(error, phrases, MultiheadAttention, **({"embed_dim": 12, "num_heads": 3} | given))
 
 
 def test_train_takes_a_flag():
@@ -241,8 +241,8 @@ STATES = {
 
 
 @refused(STATES)
-def test_load_state_dict(kind, given, phrases):
-    refuses(kind, phrases, MultiheadAttention(12, 3).load_state_dict, given)
+def test_load_state_dict(error, given, phrases):
+    refuses(error, phrases, MultiheadAttention(12, 3).load_state_dict, given)
 
 
 def test_from_torch_wants_the_module():
@@ -281,9 +281,9 @@ BACKWARD = {
 
 
 @refused(BACKWARD)
-def test_backward(kind, given, phrases):
+def test_backward(error, given, phrases):
     arguments = {"grad_output": GIVEN.grad_output, "saved": RESULT.saved} | given
-    refuses(kind, phrases, LAYER.backward, **arguments)
+    refuses(error, phrases, LAYER.backward, **arguments)
 
 
 def test_what_the_forward_refuses():

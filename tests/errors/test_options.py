@@ -74,12 +74,12 @@ SEGMENTS = {
 
 
 @refused(SCORES, DROPOUT, SEGMENTS)
-def test_bad_option_says_so_and_writes_nothing(kind, given, phrases):
+def test_bad_option_says_so_and_writes_nothing(error, given, phrases):
     problem = make_problem(np.float32)
     out = np.full((2, 4, 5, 16), 7, np.float32)
     for function in (attn_engine.scaled_dot_product_attention, attn_engine.explain):
         refuses(
-            *(kind, phrases, function, problem.query, problem.key, problem.value),
+            *(error, phrases, function, problem.query, problem.key, problem.value),
             **{"enable_gqa": True, "out": out, **given},
         )
     assert (out == 7).all()

@@ -16,7 +16,7 @@ SOFTMAX = {
     "no axis": (ValueError, {"scores": np.float32(1)}, "scores: a single number has no axis"),
     "ints": (TypeError, {"scores": [1, 2]}, "scores: dtype int64 is not"),
     "axis": (ValueError, {"axis": 2}, "axis: got 2, but scores have 2 axes (scores (3, 4))"),
-    "axis kind": (TypeError, {"axis": 1.0}, "axis: got 1.0, expected one axis of scores"),
+    "axis type": (TypeError, {"axis": 1.0}, "axis: got 1.0, expected one axis of scores"),
     "mask shape": (ValueError, {"mask": ones(4, 3)}, "mask: axis 1 is 3 but scores have axis 1 4"),
     "mask rank": (ValueError, {"mask": ones(2, 3, 4)}, "mask: 3 axes but scores have 2"),
     "mask ints": (TypeError, {"mask": ones(3, 4, dtype=int)}, "mask: dtype int64 could be 0/1"),
@@ -24,7 +24,7 @@ SOFTMAX = {
         "lengths: axis 0 is 2 but rows have axis 0 3"),
     "lengths value": (ValueError, {"lengths": [1, 2, 5]},
         "lengths: got 5 at index 2, expected 0 to 4"),
-    "lengths kind": (TypeError, {"lengths": [1.0]}, "lengths: dtype float64, expected integers"),
+    "lengths type": (TypeError, {"lengths": [1.0]}, "lengths: dtype float64, expected integers"),
     "out dtype": (ValueError, {"out": ones(3, 4, dtype=np.float64)},
         "out: dtype float64, expected float32"),
     "out is scores": (ValueError, {"out": SCORES}, "out: shares memory with scores"),
@@ -46,7 +46,7 @@ SELF_ATTENTION = {
     "heads do not split": (ValueError, {"num_heads": 4},
         "W_q: 6 columns do not split into 4 heads (W_q (4, 6) is (d_model, num_heads * d_qk)); g"),
     "no heads": (ValueError, {"num_heads": 0}, "num_heads: got 0, expected at least 1"),
-    "heads kind": (TypeError, {"num_heads": 2.0}, "num_heads: got 2.0"),
+    "heads type": (TypeError, {"num_heads": 2.0}, "num_heads: got 2.0"),
     "kv heads": (ValueError, {"num_heads": 3, "num_kv_heads": 2},
         "num_kv_heads: 2 does not divide num_heads, which is 3; pass a divisor of it"),
     "head sizes": (ValueError, {"W_k": ones(4, 5)},
@@ -130,29 +130,29 @@ MONOTONIC = {
 
 
 @refused(SOFTMAX)
-def test_softmax(kind, given, phrases):
-    refuses(kind, phrases, softmax, **({"scores": SCORES} | given))
+def test_softmax(error, given, phrases):
+    refuses(error, phrases, softmax, **({"scores": SCORES} | given))
     assert (SCORES == 1).all()
 
 
 @refused(SELF_ATTENTION)
-def test_self_attention(kind, given, phrases):
-    refuses(kind, phrases, self_attention, **({"x": X, "W_q": W, "W_k": W, "W_v": W} | given))
+def test_self_attention(error, given, phrases):
+    refuses(error, phrases, self_attention, **({"x": X, "W_q": W, "W_k": W, "W_v": W} | given))
 
 
 @refused(ROTARY)
-def test_rotary_embedding_writes_nothing(kind, given, phrases):
+def test_rotary_embedding_writes_nothing(error, given, phrases):
     out = np.full(TENSOR.shape, 7, np.float32)
     arguments = {"x": TENSOR, "cos": COS, "sin": SIN, "position_ids": POSITIONS, "out": out}
-    refuses(kind, phrases, rotary_embedding, **(arguments | given))
+    refuses(error, phrases, rotary_embedding, **(arguments | given))
     assert (out == 7).all() and (TENSOR == 1).all()
 
 
 @refused(MERGE)
-def test_merge_attention(kind, given, phrases):
-    refuses(kind, phrases, merge_attention, *given)
+def test_merge_attention(error, given, phrases):
+    refuses(error, phrases, merge_attention, *given)
 
 
 @refused(MONOTONIC)
-def test_monotonic_attention(kind, given, phrases):
-    refuses(kind, phrases, monotonic_attention, *given)
+def test_monotonic_attention(error, given, phrases):
+    refuses(error, phrases, monotonic_attention, *given)

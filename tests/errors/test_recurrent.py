@@ -149,7 +149,7 @@ ADDITIVE = {
     ),
     "prepared": ({"keys": PREPARED}, "U_a: the keys are projected already; pass None"),
 }
-KINDS = {
+TYPES = {
     "ints": ({"query": ones(2, 3, 5, dtype=int)}, "query: dtype int64 is not"),
     "dtypes": (
         {"keys": ones(2, 7, 6, dtype=np.float64)},
@@ -163,9 +163,9 @@ KINDS = {
 }
 
 
-@refused(ValueError=ADDITIVE, TypeError=KINDS)
-def test_additive(kind, given, phrases):
-    refuses(kind, phrases, additive_attention, **(GOOD | given))
+@refused(ValueError=ADDITIVE, TypeError=TYPES)
+def test_additive(error, given, phrases):
+    refuses(error, phrases, additive_attention, **(GOOD | given))
 
 
 def test_nothing_is_broadcast_on_the_fast_path_either():
@@ -226,8 +226,8 @@ LUONG = {
 
 
 @refused(ValueError=LUONG)
-def test_luong(kind, given, phrases):
-    refuses(kind, phrases, given)
+def test_luong(error, given, phrases):
+    refuses(error, phrases, given)
 
 
 def test_prepared_keys_elsewhere():

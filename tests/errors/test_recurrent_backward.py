@@ -36,7 +36,7 @@ SHAPES = {
     "what the forward refuses": ({"W_a": ones(8, 4)}, "W_a: d_s is 4"),
     "location of several steps": ({"location": ones(2, 7, 8)}, "query: T_dec is 3"),
 }  # fmt: skip
-KINDS = {
+TYPES = {
     "no grad_context": ({"grad_context": None}, "grad_context: got None"),
     "grad_context dtype": ({"grad_context": ones(2, 3, 4, dtype=np.float64)},
         "grad_context: dtype float64, expected float32", "grad_context.astype(np.float32)"),
@@ -52,9 +52,9 @@ KINDS = {
 }  # fmt: skip
 
 
-@refused(ValueError=SHAPES, TypeError=KINDS)
-def test_broken_calls_say_what_is_wrong(kind, given, phrases):
-    refuses(kind, phrases, call, **given)
+@refused(ValueError=SHAPES, TypeError=TYPES)
+def test_broken_calls_say_what_is_wrong(error, given, phrases):
+    refuses(error, phrases, call, **given)
 
 
 @pytest.mark.parametrize("score", CALLS)

@@ -85,17 +85,17 @@ BACKWARD = {
 
 
 @refused(FORWARD)
-def test_bad_input_says_so_and_writes_nothing(kind, given, phrases):
+def test_bad_input_says_so_and_writes_nothing(error, given, phrases):
     arguments = {"query": Q, "key": KV, "value": KV, "cu_seqlens_q": STARTS, "cu_seqlens_k": STARTS}
     out = np.full(Q.shape, 7, np.float32)
     arguments |= {"enable_gqa": True, "out": out}
-    said = refuses(kind, phrases, scaled_dot_product_attention_varlen, **(arguments | given))
+    said = refuses(error, phrases, scaled_dot_product_attention_varlen, **(arguments | given))
     assert "layout" not in said
     assert (out == 7).all() and (Q == 1).all()
 
 
 @refused(BACKWARD)
-def test_bad_input_of_the_backward_pass_says_so(kind, given, phrases):
+def test_bad_input_of_the_backward_pass_says_so(error, given, phrases):
     arguments = {"grad_output": Q, "query": Q, "key": KV, "value": KV, "output": Q, "lse": LSE}
     arguments |= {"cu_seqlens_q": [0, 3, 10], "cu_seqlens_k": [0, 3, 10], "enable_gqa": True}
-    refuses(kind, phrases, scaled_dot_product_attention_varlen_backward, **(arguments | given))
+    refuses(error, phrases, scaled_dot_product_attention_varlen_backward, **(arguments | given))

@@ -338,7 +338,7 @@ def test_reminders_know_the_traps():
 
 
 @pytest.mark.parametrize(
-    ("kind", "function", "changes", "message"),
+    ("error", "function", "changes", "message"),
     [
         (ValueError, "attention", {},
             "diagnose: no checks of 'attention', expected one of ['sdpa'"),
@@ -357,8 +357,8 @@ def test_reminders_know_the_traps():
         (ValueError, "dot", {"query": (2, "x")}, "query: (2, 'x') is not the shape of an array"),
     ],
 )  # fmt: skip
-def test_what_is_no_shape_is_an_error_as_in_the_call(kind, function, changes, message):
-    with pytest.raises(kind) as raised:
+def test_what_is_no_shape_is_an_error_as_in_the_call(error, function, changes, message):
+    with pytest.raises(error) as raised:
         diagnose(function, **(RIGHT["dot"] | changes))
     assert str(raised.value).startswith(message)
 

@@ -80,7 +80,7 @@ class Training:
 def of_dtype(layer, dtype):
     """Return a layer of another dtype that is otherwise the same, including its dropout."""
     other = copy.deepcopy(layer)
-    other._kind = layer._kind._replace(dtype=np.dtype(dtype), compute=np.dtype(dtype))
+    other._settings = layer._settings._replace(dtype=np.dtype(dtype), compute=np.dtype(dtype))
     other.load_state_dict(layer.state_dict())
     return other
 

@@ -129,33 +129,33 @@ class KVCache:
             )
         )
 
-    def _set_up(self, kind: CacheSettings) -> None:
+    def _set_up(self, settings: CacheSettings) -> None:
         """Make the cache empty.
 
         Only the attribute `_state` ever changes, and its value is immutable: a method prepares a
         new state, writes to no slot that holds a token, and assigns the state at its end. So an
         error in the middle of a method leaves the cache as it was.
         """
-        self._kind = kind
-        shape = (kind.pages, kind.n_kv_heads, kind.page_size)
-        pools = make_pools(shape, kind.d_qk, kind.d_v, kind.pool_type)  # may raise: first
-        self._empty = no_pages(kind.batch, kind.columns, kind.pages, kind.page_size, kind.most)
-        self._token_shapes = kind.token_shapes  # for a quick check in append
+        self._settings = s = settings
+        pools = make_pools((s.pages, s.n_kv_heads, s.page_size), s.d_qk, s.d_v, s.pool_type)
+        self._empty = no_pages(s.batch, s.columns, s.pages, s.page_size, s.most)
+        self._token_shapes = settings.token_shapes  # for a quick check in append
         self._state = self._empty, pools
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the tokens without the free memory, for `pickle` and `copy`."""
         (pages, pools), state = self._state, dict(vars(self))
         del state["_empty"], state["_token_shapes"]
+        state["_settings"] = self._settings.arguments()
         table = pages.table[:, : max(1, *pages.held().tolist())].copy()  # C-contiguous
-        rows = table, pages.starts, pages.ends
-        return state | {"_kind": self._kind.arguments(), "_state": (rows, pools.tokens(pages))}
+        state["_state"] = (table, pages.starts, pages.ends), pools.tokens(pages)
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Make a cache with the tokens of `__getstate__`."""
         rows, tokens = state["_state"]
         vars(self).update(state)
-        self._set_up(check_settings(**state["_kind"]))
+        self._set_up(check_settings(**state["_settings"]))
         empty, pools = self._state
         pages = empty.filled(*rows)
         pools.put_tokens(pages, tokens)
@@ -190,34 +190,34 @@ class KVCache:
             An argument has a wrong type, or key or value another dtype.
         """
         threads = config.resolve_threads(num_threads)
-        kind, (pages, pools) = self._kind, self._state
+        settings, (pages, pools) = self._settings, self._state
         if (
             pages.room
             and lengths is None
             and type(key) is _ndarray
             and type(value) is _ndarray
             and key.dtype is value.dtype
-            and CODES.get(key.dtype) == kind.plain_code
+            and CODES.get(key.dtype) == settings.plain_code
             and [key.shape, value.shape] == self._token_shapes
             and (key.flags.carray or is_walkable(key))
             and (value.flags.carray or is_walkable(value))
         ):
-            _append(key, value, pages, pools, pages.ends, pages.one_each, kind.code, threads)
+            _append(key, value, pages, pools, pages.ends, pages.one_each, settings.code, threads)
             self._state = pages.with_one(), pools
             return
-        key, value, counts = checks.check_tokens(kind, pages, key, value, lengths)
-        key, value = (readable(kind, x) for x in (key, value))
+        key, value, counts = checks.check_tokens(settings, pages, key, value, lengths)
+        key, value = (readable(settings, x) for x in (key, value))
         kept = pages
-        if kind.window and pages.longest and -(-int(counts.max()) // pages.size) > kind.spare:
+        if settings.window and pages.longest and int(counts.max()) > settings.spare * pages.size:
             pools, kept = pools.copied(pages), self._empty  # the spare pages do not suffice
-        for start in range(0, key.shape[2], kind.capacity):  # one part without a window
-            tokens = slice(start, start + kind.capacity)
-            part = np.minimum(np.maximum(counts - start, 0), kind.capacity)
+        for start in range(0, key.shape[2], settings.capacity):  # one part without a window
+            tokens = slice(start, start + settings.capacity)
+            part = np.minimum(np.maximum(counts - start, 0), settings.capacity)
             pages, firsts, copies = pages.extended(part, kept)
             for copy in copies:
                 pools.copy_tokens(pools, *copy, pages.size)
             _append(
-                key[:, :, tokens], value[:, :, tokens], pages, pools, firsts, part, kind.code,
+                key[:, :, tokens], value[:, :, tokens], pages, pools, firsts, part, settings.code,
                 threads,
             )  # fmt: skip
         self._state = pages, pools
@@ -315,7 +315,7 @@ class KVCache:
             and return_weights is False
             and return_lse is False
         ):
-            call = plain_attention(self._kind, pages, pools, query, is_causal, scale, threads)
+            call = plain_attention(self._settings, pages, pools, query, is_causal, scale, threads)
             if call is not None:
                 _attend(call)
                 return call.output
@@ -324,8 +324,8 @@ class KVCache:
             query_lengths=query_lengths, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks,
             return_weights=return_weights, return_lse=return_lse, out=out,
         )  # fmt: skip
-        checked = checks.check(self._kind, pages, query, options, threads)
-        call = prepare(checked, self._kind, pages, pools)
+        checked = checks.check(self._settings, pages, query, options, threads)
+        call = prepare(checked, self._settings, pages, pools)
         _attend(call.core)
         weights = over_all_tokens(pages, call.weights, self.dtype)
         return attention_result(call.deliver(), weights, call.lse)
@@ -362,7 +362,7 @@ class KVCache:
             The numbers are not integers.
         """
         pages, pools = self._state
-        kept = checks.check_kept(self._kind, pages, lengths)
+        kept = checks.check_kept(self._settings, pages, lengths)
         self._state = pages.truncated(kept), pools
 
     def reset(self) -> None:
@@ -388,13 +388,13 @@ class KVCache:
             The numbers are not integers.
         """
         pages, pools = self._state
-        index = checks.check_order(self._kind, batch_index)
+        index = checks.check_order(self._settings, batch_index)
         self._state = pages.reordered(index), pools
 
     def __repr__(self) -> str:
         """Return sizes, dtypes and how full the cache is."""
         lengths = self.lengths
         return (
-            f"KVCache({self._kind.described()}): {lengths.min()} to {lengths.max()} tokens, "
+            f"KVCache({self._settings.described()}): {lengths.min()} to {lengths.max()} tokens, "
             f"{self.nbytes / 1e6:.1f} MB"
         )

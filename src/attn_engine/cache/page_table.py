@@ -5,8 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .._core import UNBOUNDED
-
-_new = tuple.__new__  # faster than NamedTuple's constructor
+from ..shapes.words import new_tuple
 
 
 class Pages(NamedTuple):
@@ -45,7 +44,7 @@ class Pages(NamedTuple):
     def with_one(self) -> "Pages":
         """Return the table with one more token in every entry; `room` must not be 0."""
         tokens = (self.ends + self.one_each, self.longest + 1, self.room - 1, self.least_left + 1)
-        return _new(Pages, self[:7] + tokens)
+        return new_tuple(Pages, self[:7] + tokens)
 
     def extended(
         self, counts: np.ndarray, kept: "Pages"

@@ -20,7 +20,7 @@ _MAX_SCALE = LARGEST[F32]
 
 
 def plain_attention(
-    kind: CacheSettings,
+    settings: CacheSettings,
     pages: Pages,
     pools: Pools,
     query: Any,
@@ -29,50 +29,50 @@ def plain_attention(
     threads: int,
 ) -> AttentionCall | None:
     """Return the core's call for the most common arguments, otherwise None; never raise."""
-    if type(query) is not _ndarray or CODES.get(query.dtype) != kind.plain_code:
+    if type(query) is not _ndarray or CODES.get(query.dtype) != settings.plain_code:
         return None
     shape = query.shape
     if not (
         len(shape) == 4
-        and shape[0] == kind.batch
+        and shape[0] == settings.batch
         and shape[1]
-        and shape[1] % kind.n_kv_heads == 0
-        and shape[2] + kind.left <= pages.least_left
-        and shape[3] == kind.d_qk
+        and shape[1] % settings.n_kv_heads == 0
+        and shape[2] + settings.left <= pages.least_left
+        and shape[3] == settings.d_qk
         and (query.flags.carray or is_walkable(query))
         and type(is_causal) is bool
     ):
         return None
     if scale is None:
-        scale = 1.0 / sqrt(kind.d_qk)
+        scale = 1.0 / sqrt(settings.d_qk)
     elif type(scale) is not float or not -_MAX_SCALE <= scale <= _MAX_SCALE:
         return None
     offsets = pages.ends - (pages.one_each if shape[2] == 1 else shape[2])
     right = 0 if is_causal else UNBOUNDED
-    limits = Limits(None, pages.ends, offsets, 0, kind.left, right)
+    limits = Limits(None, pages.ends, offsets, 0, settings.left, right)
     return AttentionCall(
-        query, None, None, _empty((*shape[:3], kind.d_v), query.dtype), scale, limits, kind.code,
-        threads, pages=pages, pools=pools,
+        query, None, None, _empty((*shape[:3], settings.d_v), query.dtype), scale, limits,
+        settings.code, threads, pages=pages, pools=pools,
     )  # fmt: skip
 
 
-def readable(kind: CacheSettings, array: np.ndarray) -> np.ndarray:
+def readable(settings: CacheSettings, array: np.ndarray) -> np.ndarray:
     """Return an array of the compute type with contiguous rows."""
-    return walkable(array, kind.compute)
+    return walkable(array, settings.compute)
 
 
-def prepare(call: CheckedCall, kind: CacheSettings, pages: Pages, pools: Pools) -> Prepared:
+def prepare(call: CheckedCall, settings: CacheSettings, pages: Pages, pools: Pools) -> Prepared:
     """Copy arrays that the core cannot read, and allocate its results in the compute type."""
     shape, compute = call.shape, call.compute
-    if kind.dtype == compute:
+    if settings.dtype == compute:
         output, target, spill = destination(call.out, shape, compute, shape)
     else:
         output = target = np.empty(shape, compute)
-        spill = np.empty(shape, kind.dtype) if call.out is None else call.out
+        spill = np.empty(shape, settings.dtype) if call.out is None else call.out
     weights = np.empty((*call.rows, call.sizes.n_kv), compute) if call.want_weights else None
     lse = np.empty(call.rows, compute) if call.want_lse else None
     core = core_call(
-        call, readable(kind, call.query), None, None, target, _core_mask(call, pages), None,
+        call, readable(settings, call.query), None, None, target, _core_mask(call, pages), None,
         weights=weights, lse=lse, pages=pages, pools=pools,
     )  # fmt: skip
     return Prepared(core, output, weights, lse, spill)

@@ -129,15 +129,15 @@ def check_settings(
             f"{_tiled(capacity)}; pass at most that"
         )
     compute = compute_type(dtype)
-    kind = CacheSettings(
+    settings = CacheSettings(
         *(batch, n_kv_heads, d_qk, d_v, capacity, dtype, storage, window, page_size),
         compute,
         DTYPES.index(_STORAGES[storage][0]),
         CODES[dtype] if dtype == compute else -1,
         UNBOUNDED if window is None else window - 1,
     )
-    _check_bytes(kind)
-    return kind
+    _check_bytes(settings)
+    return settings
 
 
 def _size(name: str, value: Any) -> int:
@@ -152,15 +152,15 @@ def _size(name: str, value: Any) -> int:
     return check_count(name, count)
 
 
-def _check_bytes(kind: CacheSettings) -> None:
+def _check_bytes(settings: CacheSettings) -> None:
     """Raise MemoryError for more memory than a process can address."""
-    tokens = kind.pages * kind.page_size * kind.n_kv_heads
-    if tokens * (kind.d_qk + kind.d_v) * kind.pool_type.itemsize > _ADDRESSES:
+    tokens = settings.pages * settings.page_size * settings.n_kv_heads
+    if tokens * (settings.d_qk + settings.d_v) * settings.pool_type.itemsize > _ADDRESSES:
         names = ("batch", "n_kv_heads", "d_qk", "d_v", "capacity")
-        largest = max(names, key=lambda name: getattr(kind, name))
+        largest = max(names, key=lambda name: getattr(settings, name))
         raise MemoryError(
-            f"{largest}: got {getattr(kind, largest)}, with which keys and values take more than "
-            f"{_ADDRESSES // 2**40} TiB, all that a process can address; make it smaller"
+            f"{largest}: got {getattr(settings, largest)}, with which keys and values take more "
+            f"than {_ADDRESSES // 2**40} TiB, all that a process can address; make it smaller"
         )
 
 

@@ -167,30 +167,30 @@ def starts(shape: Shape, total: int) -> np.ndarray:
 
 def multihead(layer: MultiheadAttention | None = None, **arguments: Any) -> Results:
     """Check the making of a layer and a call of it, or a given layer's parameters and the call."""
-    mended = arguments.keys() & layer_settings.NAMES
-    arguments = {name: value for name, value in arguments.items() if name not in mended}
+    changed = arguments.keys() & layer_settings.NAMES
+    arguments = {name: value for name, value in arguments.items() if name not in changed}
     makes, call = split(MultiheadAttention, arguments)
     made = _with_defaults(MultiheadAttention, makes)
     check_share("dropout", made.pop("dropout"))
     np.random.default_rng(made.pop("rng"))
-    kind = layer_settings.check_settings(**made)
+    settings = layer_settings.check_settings(**made)
     for flag in ("need_weights", "average_attn_weights", "is_causal"):
         check_flag(flag, call.get(flag, False))
     resolve_threads(call.get("num_threads"))
     if layer is not None:
-        layer.check_parameters(but=mended)
-    features = (kind.embed_dim, kind.kdim, kind.vdim)
+        layer.check_parameters(but=changed)
+    features = (settings.embed_dim, settings.kdim, settings.vdim)
     tensors = (call[name] for name in ("query", "key", "value"))
     masks = {name: call.get(name) for name in ("key_padding_mask", "attn_mask")}
-    inputs = check_inputs(*tensors, kind.dtype, features, kind.batch_first, **masks)
-    check_masks(*masks.values(), inputs, kind.num_heads, compute_type(kind.dtype))
+    inputs = check_inputs(*tensors, settings.dtype, features, settings.batch_first, **masks)
+    check_masks(*masks.values(), inputs, settings.num_heads, compute_type(settings.dtype))
     batch, n_q, n_kv = inputs.scores
     if not inputs.batched:
         return {
-            "output": ((n_q, kind.embed_dim), "(n_q, embed_dim)"),
+            "output": ((n_q, settings.embed_dim), "(n_q, embed_dim)"),
             "weights": ((n_q, n_kv), "(n_q, n_kv)"),
         }
-    axes = ("batch", "n_q") if kind.batch_first else ("n_q", "batch")
+    axes = ("batch", "n_q") if settings.batch_first else ("n_q", "batch")
     return {
         "output": (inputs.query.shape, in_words((*axes, "embed_dim"))),
         "weights": ((batch, n_q, n_kv), "(batch, n_q, n_kv)"),
@@ -216,25 +216,25 @@ def of_cache(check: Callable[..., Results], full: bool) -> Callable[..., Results
 
     def made(cache: KVCache | None = None, **arguments: Any) -> Results:
         if cache is not None:
-            return check(cache._kind, cache._state[0], **arguments)
+            return check(cache._settings, cache._state[0], **arguments)
         makes, arguments = split(KVCache, arguments)
-        kind = cache_settings.check_settings(**_with_defaults(KVCache, makes))
+        settings = cache_settings.check_settings(**_with_defaults(KVCache, makes))
         # One page holds all tokens of an entry.
-        pages = no_pages(kind.batch, 1, kind.batch, kind.capacity, kind.most)
+        pages = no_pages(settings.batch, 1, settings.batch, settings.capacity, settings.most)
         if full:
-            pages, *_ = pages.extended(np.full(kind.batch, kind.capacity), pages)
-        return check(kind, pages, **arguments)
+            pages, *_ = pages.extended(np.full(settings.batch, settings.capacity), pages)
+        return check(settings, pages, **arguments)
 
     return made
 
 
-def _lengths(kind: CacheSettings) -> Results:
+def _lengths(settings: CacheSettings) -> Results:
     """Return the results of a method that changes the cache."""
-    return {"cache.lengths": ((kind.batch,), "(batch,)")}
+    return {"cache.lengths": ((settings.batch,), "(batch,)")}
 
 
 def append(
-    kind: CacheSettings,
+    settings: CacheSettings,
     pages: Pages,
     key: Any,
     value: Any,
@@ -243,11 +243,11 @@ def append(
 ) -> Results:
     """Check a call of `KVCache.append`."""
     resolve_threads(num_threads)
-    cache_checks.check_tokens(kind, pages, key, value, lengths)
-    return _lengths(kind)
+    cache_checks.check_tokens(settings, pages, key, value, lengths)
+    return _lengths(settings)
 
 
-def attend(kind: CacheSettings, pages: Pages, out: Any = None, **arguments: Any) -> Results:
+def attend(settings: CacheSettings, pages: Pages, out: Any = None, **arguments: Any) -> Results:
     """Check a call of `KVCache.attend`."""
     arguments = _with_defaults(partial(KVCache.attend, None), arguments)
     threads = resolve_threads(arguments.pop("num_threads"))
@@ -255,7 +255,7 @@ def attend(kind: CacheSettings, pages: Pages, out: Any = None, **arguments: Any)
 
     def check(options: dict[str, Any]) -> CheckedCall:
         """Check the arguments as the cache does."""
-        return cache_checks.check(kind, pages, query, AttentionOptions(**options), threads)
+        return cache_checks.check(settings, pages, query, AttentionOptions(**options), threads)
 
     output = _result(check, out, arguments)
     sizes = dict(zip(("batch", "n_heads", "n_q"), np.shape(query)[:3], strict=True))
@@ -263,16 +263,16 @@ def attend(kind: CacheSettings, pages: Pages, out: Any = None, **arguments: Any)
     return {"output": output, "weights": (tuple(sizes.values()), in_words(tuple(sizes)))}
 
 
-def truncate(kind: CacheSettings, pages: Pages, lengths: Any) -> Results:
+def truncate(settings: CacheSettings, pages: Pages, lengths: Any) -> Results:
     """Check a call of `KVCache.truncate`."""
-    cache_checks.check_kept(kind, pages, lengths)
-    return _lengths(kind)
+    cache_checks.check_kept(settings, pages, lengths)
+    return _lengths(settings)
 
 
-def reorder(kind: CacheSettings, pages: Pages, batch_index: Any) -> Results:
+def reorder(settings: CacheSettings, pages: Pages, batch_index: Any) -> Results:
     """Check a call of `KVCache.reorder`."""
-    cache_checks.check_order(kind, batch_index)
-    return _lengths(kind)
+    cache_checks.check_order(settings, batch_index)
+    return _lengths(settings)
 
 
 def sdpa_backward(

@@ -15,9 +15,8 @@ from ..inputs.call import CheckedCall, Sizes, check_out
 from ..inputs.options import check_flag, check_layout, check_scale
 from ..shapes.attention import check_shapes
 from ..shapes.single import check_broadcast
-from ..shapes.words import Shape
+from ..shapes.words import Shape, new_tuple
 
-_new = tuple.__new__  # skips NamedTuple's own constructor, which every call would pay for
 # The axes of an output in layout bhsd and in layout bshd.
 _WORDS = ("(..., n_heads, n_q, d_v)", "(..., n_q, n_heads, d_v)")
 
@@ -68,8 +67,8 @@ def check_sizes(
     if out is not None:
         inputs = {"query": query, "key": key, "value": value} | options.arrays()
         check_out(out, shape, dtype, inputs, words)
-    sizes = _new(Sizes, (prod(batch), n_heads, of_keys.heads, n_q, n_kv, d_qk, d_v))
-    return _new(CheckedCall, (
+    sizes = new_tuple(Sizes, (prod(batch), n_heads, of_keys.heads, n_q, n_kv, d_qk, d_v))
+    return new_tuple(CheckedCall, (
         query, key, value, mask, out, shape, words, rows, sizes, dtype, compute,
         dtype_code(dtype), bshd, scale, limits, extras, want_weights, want_lse, threads,
     ))  # fmt: skip

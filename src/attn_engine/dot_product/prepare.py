@@ -8,9 +8,7 @@ import numpy as np
 from .. import _core
 from ..inputs.arrays import distinct, prepared_mask, raw
 from ..inputs.call import CheckedCall, Prepared, destination, flat, flat_shape, readable
-from ..shapes.words import Shape
-
-_new = tuple.__new__  # skips NamedTuple's own constructor, which every call would pay for
+from ..shapes.words import Shape, new_tuple
 
 
 def prepare(call: CheckedCall) -> Prepared:
@@ -28,7 +26,7 @@ def prepare(call: CheckedCall) -> Prepared:
         None if weights is None else raw(flat(weights, 3)),
         None if lse is None else flat(lse, 2),
     )  # fmt: skip
-    return _new(Prepared, (core, output, weights, lse, spill))
+    return new_tuple(Prepared, (core, output, weights, lse, spill))
 
 
 def core_call(

@@ -41,7 +41,7 @@ def as_array(name: str, value: Any) -> np.ndarray:
         )
     if isinstance(value, np.ndarray):
         return value.view(np.ndarray)
-    if not _SYMBOLS.isdisjoint(kind.__name__ for kind in type(value).__mro__):
+    if not _SYMBOLS.isdisjoint(base.__name__ for base in type(value).__mro__):
         raise TypeError(
             f"{name}: got a {type(value).__name__}, which stands for an array while a program is "
             f"traced and has no numbers; call this outside of jax.jit, torch.export or a Keras "
@@ -57,8 +57,8 @@ def as_array(name: str, value: Any) -> np.ndarray:
     try:
         return np.asarray(value)
     except (ValueError, TypeError) as error:  # subclasses may not accept a message
-        kind = TypeError if isinstance(error, TypeError) else ValueError
-        raise kind(f"{name}: cannot be read as an array; {error}") from error
+        wrong = TypeError if isinstance(error, TypeError) else ValueError
+        raise wrong(f"{name}: cannot be read as an array; {error}") from error
 
 
 def _from_dlpack(name: str, tensor: Any) -> np.ndarray:
@@ -87,9 +87,9 @@ def _from_dlpack(name: str, tensor: Any) -> np.ndarray:
             tensor = tensor.resolve_neg()
         buffer, dtype = _core.dlpack(tensor)
     except (RuntimeError, ValueError, BufferError, TypeError) as error:
-        kind = type(tensor).__name__
+        name_of_type = type(tensor).__name__
         raise TypeError(
-            f"{name}: this {kind} cannot be read ({error}); "
+            f"{name}: this {name_of_type} cannot be read ({error}); "
             f"convert it to a dense one of a NumPy dtype, e.g. float32"
         ) from error
     array = np.asarray(buffer)

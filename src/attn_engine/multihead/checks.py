@@ -42,11 +42,11 @@ def check_inputs(
     dtype: np.dtype,
     features: tuple[int, int, int],
     batch_first: bool,
-    **beside: Any,
+    **hints: Any,
 ) -> Inputs:
     """Check query, key and value against the layer's dtype and (embed_dim, kdim, vdim).
 
-    The masks in `beside` appear in error messages only; they are checked elsewhere.
+    The masks in `hints` appear in error messages only; they are checked elsewhere.
     """
     batch_axis = 0 if batch_first else 1
     if _plainly_fit(query, key, value, dtype, features, batch_axis):
@@ -59,7 +59,7 @@ def check_inputs(
         tensors[name] = arrays[id(given)]
     batched = tensors["query"].ndim == 3
     shapes = {name: x.shape for name, x in tensors.items()}
-    check_layer(shapes, features, batch_first, beside)
+    check_layer(shapes, features, batch_first, hints)
     if not batched:
         arrays = {i: array[None] for i, array in arrays.items()}
     batch_axis = 0 if batch_first or not batched else 1

@@ -335,19 +335,19 @@ class MultiheadAttention(MultiheadParameters):
             seed = int(self._rng.integers(2**64, dtype=np.uint64))
             options |= {"dropout_p": self.dropout, "dropout_seed": seed}
 
-        kind = self._kind
+        settings = self._settings
         with np.errstate(all="ignore"):  # padding may hold anything, infinities included
             heads = self._projected(inputs)
             context = np.empty(inputs.query.shape, heads[0].dtype)
-            out = heads_first(context, kind.head_dim, inputs.batch_axis)
+            out = heads_first(context, settings.head_dim, inputs.batch_axis)
             weights, lse = attend(heads, out, options, need_weights, save, threads)
             output = project(context, self.out_proj.weight, self.out_proj.bias)
             if need_weights:
-                weights = np.roll(weights, -kind.added, -1) if kind.added else weights
+                weights = np.roll(weights, -settings.added, -1) if settings.added else weights
                 if average:
-                    weights = np.add.reduce(weights, 1) / kind.num_heads
-                weights = weights.astype(kind.dtype, copy=False)
-            output = output.astype(kind.dtype, copy=False)
+                    weights = np.add.reduce(weights, 1) / settings.num_heads
+                weights = weights.astype(settings.dtype, copy=False)
+            output = output.astype(settings.dtype, copy=False)
         saved = None
         if save:
             given = {"key_padding_mask": masks[0], "attn_mask": masks[1]}
@@ -363,35 +363,30 @@ class MultiheadAttention(MultiheadParameters):
     ) -> tuple[Inputs, dict[str, Any]]:
         """Check the inputs; return them with the options of attention."""
         padding, mask, is_causal = masks
-        is_causal, kind = check_flag("is_causal", is_causal), self._kind
+        is_causal, settings = check_flag("is_causal", is_causal), self._settings
         self.check_parameters()
-        features = kind.embed_dim, kind.kdim, kind.vdim
-        beside = {"key_padding_mask": padding, "attn_mask": mask}
-        inputs = check_inputs(*tensors, kind.dtype, features, kind.batch_first, **beside)
+        features = settings.embed_dim, settings.kdim, settings.vdim
+        hints = {"key_padding_mask": padding, "attn_mask": mask}
+        inputs = check_inputs(*tensors, settings.dtype, features, settings.batch_first, **hints)
         if padding is mask is None:
-            options = {"is_causal": True, "causal_offset": kind.added} if is_causal else {}
+            options = {"is_causal": True, "causal_offset": settings.added} if is_causal else {}
         else:
             options = engine_masks(
-                padding,
-                mask,
-                is_causal,
-                inputs,
-                kind.num_heads,
-                kind.added,
-                kind.compute,
-                keep_bias,
-            )
+                padding, mask, is_causal, inputs, settings.num_heads, settings.added,
+                settings.compute, keep_bias,
+            )  # fmt: skip
         return inputs, options
 
     def _projected(self, inputs: Inputs) -> tuple[np.ndarray, ...]:
         """Return queries, keys and values (batch, heads, n, head_dim), with added keys first."""
-        kind, weights = self._kind, self.in_proj_weight
+        settings, weights = self._settings, self.in_proj_weight
         if weights is None:
             weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
-        sizes = (kind.embed_dim, kind.kv_dim)
+        sizes = (settings.embed_dim, settings.kv_dim)
         parts = project_inputs(inputs[:3], weights, self.in_proj_bias, sizes)
-        if kind.added:
+        if settings.added:
             for i, row in ((1, self.bias_k), (2, self.bias_v)):
-                rows = [row] * kind.add_bias_kv + [np.zeros(1, parts[i].dtype)] * kind.add_zero_attn
+                zero = np.zeros(1, parts[i].dtype)
+                rows = [row] * settings.add_bias_kv + [zero] * settings.add_zero_attn
                 parts[i] = with_rows(rows, parts[i], 1 - inputs.batch_axis)
-        return tuple(heads_first(part, kind.head_dim, inputs.batch_axis) for part in parts)
+        return tuple(heads_first(part, settings.head_dim, inputs.batch_axis) for part in parts)

@@ -191,14 +191,14 @@ class MultiheadParameters:
         num_kv_heads: int | None = None,
         rng: np.random.Generator | int | None = None,
     ):
-        self._kind = check_settings(
+        self._settings = check_settings(
             embed_dim, num_heads, num_kv_heads, kdim, vdim,
             bias, add_bias_kv, add_zero_attn, batch_first, dtype,
         )  # fmt: skip
         self.dropout = dropout
         self.training = False
         self._rng = np.random.default_rng(rng)
-        self._shapes = self._kind.shapes()
+        self._shapes = self._settings.shapes()
         self._set(initial_parameters(self._shapes, self._rng))
 
     def _set(self, parameters: Mapping[str, np.ndarray]) -> None:
@@ -235,7 +235,7 @@ class MultiheadParameters:
 
     def check_parameters(self, but: Container[str] = ()) -> None:
         """Raise ShapeError or TypeError unless all parameters except `but` are valid."""
-        compute, shapes = self._kind.compute, self._shapes
+        compute, shapes = self._settings.compute, self._shapes
         if not but and self._are_right(compute):
             return
         for name in NAMES:
@@ -248,9 +248,9 @@ class MultiheadParameters:
                     f"{', '.join(shapes)}"
                 )
             if type(array) is not np.ndarray or array.dtype != compute:
-                kind = getattr(array, "dtype", type(array).__name__)
+                got = getattr(array, "dtype", type(array).__name__)
                 raise TypeError(
-                    f"{name}: got {kind}, expected an array of {compute}; load_state_dict converts"
+                    f"{name}: got {got}, expected an array of {compute}; load_state_dict converts"
                 )
             otherwise = "load_state_dict checks before it changes any"
             check_shape(name, array.shape, shapes[name], otherwise)

@@ -77,13 +77,13 @@ def check_settings(
     add_zero_attn = check_flag("add_zero_attn", add_zero_attn)
     batch_first = check_flag("batch_first", batch_first)
     dtype, head_dim = as_dtype(dtype), embed_dim // num_heads
-    kind = LayerSettings(
+    settings = LayerSettings(
         embed_dim, num_heads, num_kv_heads, kdim, vdim,
         bias, add_bias_kv, add_zero_attn, batch_first, dtype,
         head_dim, num_kv_heads * head_dim, add_bias_kv + add_zero_attn, compute_type(dtype),
     )  # fmt: skip
     for name, of in (("embed_dim", "num_heads"), ("num_heads", "num_kv_heads")):
-        size, divisor = getattr(kind, name), getattr(kind, of)
+        size, divisor = getattr(settings, name), getattr(settings, of)
         if size % divisor:
             raise ValueError(f"{name}: {size} is not a multiple of {of}, which is {divisor}")
-    return kind
+    return settings

@@ -122,8 +122,8 @@ def additive(
     given = zip(names, (W_a, U_a, v_a), strict=True)
     matrices = {name: x for name, x in given if x is not None or name == "v_a"}
     keys = keys if prepared is None else prepared.keys
-    beside = {"mask": mask, "key_lengths": key_lengths}
-    s, matrices = states(query, keys, values, score, matrices, prepared, **beside)
+    hints = {"mask": mask, "key_lengths": key_lengths}
+    s, matrices = states(query, keys, values, score, matrices, prepared, **hints)
     W_a, U_a, v = (matrices.get(name) for name in names)
     v, d_attn = _vector("v_a", v, v_scale), len(v)
     heads = check_heads(num_heads, d_attn=d_attn, d_v=s.values.shape[-1])
@@ -164,8 +164,8 @@ def concat(
     num_heads: Any, out: Any, threads: int,
 ) -> CheckedAdditive:  # fmt: skip
     """Check the arguments of `concat_attention`; raise every error that it documents."""
-    beside = {"mask": mask, "key_lengths": key_lengths}
-    s, matrices = states(query, keys, values, CONCAT, {"W_c": W_c, "v": v}, **beside)
+    hints = {"mask": mask, "key_lengths": key_lengths}
+    s, matrices = states(query, keys, values, CONCAT, {"W_c": W_c, "v": v}, **hints)
     W_c, v, d_s = matrices["W_c"], _vector("v", matrices["v"], None), s.query.shape[-1]
     heads = check_heads(num_heads, d_attn=len(v), d_v=s.values.shape[-1])
     mask = check_mask(mask, s)

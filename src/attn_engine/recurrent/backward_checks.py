@@ -70,7 +70,7 @@ def _plain_core(inputs: dict[str, Any], num_heads: Any, threads: int) -> Additiv
         and num_heads == 1
     ):
         values = keys if values is None else values
-        return plain_step(inputs["query"], keys, inputs["v_a"], values, threads, room=False)
+        return plain_step(inputs["query"], keys, inputs["v_a"], values, threads, allocate=False)
     return None
 
 

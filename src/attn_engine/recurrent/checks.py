@@ -45,12 +45,12 @@ def states(
     score: Score,
     matrices: dict[str, Any],
     prepared: ProjectedKeys | None = None,
-    **beside: Any,
+    **hints: Any,
 ) -> tuple[States, dict[str, np.ndarray]]:
     """Check that the arrays and matrices of a call have one dtype and sizes that fit.
 
     For `prepared` keys, sizes are those of the states they were made from. The mask and lengths
-    in `beside` appear in error messages only; they are checked elsewhere.
+    in `hints` appear in error messages only; they are checked elsewhere.
     """
     given = {"query": query, "keys": keys}
     given |= {} if values is None else {"values": values}
@@ -63,7 +63,7 @@ def states(
         *batch, n_kv, d_h = shapes.pop("keys")
         sizes = {"T_enc": n_kv, "d_h": d_h, "d_attn": prepared.projected.shape[-1]}
         sizes |= {"batch": batch[0]} if batch else {}
-    check_states(shapes, score, sizes, beside)
+    check_states(shapes, score, sizes, hints)
     query, keys = arrays.pop("query"), arrays.pop("keys")
     values = arrays.pop("values", keys)
     batch, n_kv = keys.shape[:-2], keys.shape[-2]
@@ -167,8 +167,8 @@ def general(
     threads: int,
 ) -> CheckedLuong:
     """Check the arguments of `general_attention`; raise every error that it documents."""
-    beside = {"mask": mask, "key_lengths": key_lengths}
-    s, matrices = states(query, keys, values, GENERAL, {"W": W}, **beside)
+    hints = {"mask": mask, "key_lengths": key_lengths}
+    s, matrices = states(query, keys, values, GENERAL, {"W": W}, **hints)
     heads = check_heads(num_heads, d_h=s.keys.shape[-1], d_v=s.values.shape[-1])
     return _luong(s, matrices["W"].T, heads, mask, key_lengths, out, threads)
 

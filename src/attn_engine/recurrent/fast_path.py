@@ -10,11 +10,11 @@ from .prepared_keys import ProjectedKeys
 
 
 def plain_step(
-    query: Any, keys: Any, v_a: Any, values: Any, threads: int, room: bool = True
+    query: Any, keys: Any, v_a: Any, values: Any, threads: int, allocate: bool = True
 ) -> AdditiveCall | None:
     """Return the core's call if these projected arrays need no conversion, else None.
 
-    Without `room` no results are allocated; a backward pass needs none.
+    Without `allocate` the call has no arrays for results; a backward pass needs none.
     """
     exponentials = None
     if type(keys) is ProjectedKeys:
@@ -41,8 +41,8 @@ def plain_step(
         and (values.flags.carray or is_walkable(values))
     ):
         return None
-    out = np.empty(shape[:-1] + values.shape[-1:], dtype) if room else None
-    weights = np.empty(shape[:-1] + k_shape[-2:-1], dtype) if room else None
+    out = np.empty(shape[:-1] + values.shape[-1:], dtype) if allocate else None
+    weights = np.empty(shape[:-1] + k_shape[-2:-1], dtype) if allocate else None
     return AdditiveCall(
         query, keys, values, v_a, out, weights, code, threads, exponentials=exponentials
     )

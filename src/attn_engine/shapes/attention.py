@@ -51,8 +51,8 @@ def check_shapes(
     forms = [f._replace(cost=f.cost + 1.5 * (len(f.axes["key"]) != ranks[0])) for f in forms]
     call = ShapeProblem(shapes, forms, exchanges=_EXCHANGES, advice=_ADVICE)
     names = ("attn_mask", "key_lengths", "query_lengths")
-    beside = {name: getattr(options, name, None) for name in names}
-    raise call._replace(beside=shapes_of(beside)).error()
+    hints = {name: getattr(options, name, None) for name in names}
+    raise call._replace(hints=shapes_of(hints)).error()
 
 
 def check_packed(
@@ -103,7 +103,7 @@ def _form(
         f"pass {' and '.join(passed)}" if passed else "",
         2.5 * ("layout" in options) + ("enable_gqa" in options),
         rule=shared_heads if gqa else lambda sizes: sizes,
-        beside={
+        hints={
             "attn_mask": [scores[i:] for i in range(len(scores) + 1)],
             "key_lengths": entries,
             "query_lengths": entries,
@@ -221,7 +221,7 @@ def _layer(batch_first: bool) -> tuple[Signature, ...]:
         lengths = zip(("query", "key", "value"), ("n_q", "n_kv", "n_kv"), _FEATURES, strict=True)
         return Signature(
             {name: (*(n if w == "n" else w for w in leading), d) for name, n, d in lengths},
-            beside={
+            hints={
                 "key_padding_mask": [(*("batch",) * (len(leading) > 1), "n_kv")],
                 "attn_mask": [("n_q", "n_kv"), ("batch * num_heads", "n_q", "n_kv")],
             },
@@ -240,15 +240,15 @@ def check_layer(
     shapes: Mapping[str, Shape],
     features: tuple[int, int, int],
     batch_first: bool,
-    beside: Mapping[str, Any],
+    hints: Mapping[str, Any],
 ) -> None:
     """Raise ShapeError unless all shapes fit a layer of (embed_dim, kdim, vdim).
 
-    The masks in `beside` only help to choose between several fixes.
+    The masks in `hints` only help to choose between several fixes.
     """
     forms, sizes = _layer(batch_first), dict(zip(_FEATURES, features, strict=True))
     if len(shapes["query"]) == 2:
         forms = (forms[1], forms[0], forms[2])
     call = ShapeProblem(shapes, forms, sizes, "the layer", advice=_OF_LAYERS)
     if not call.fits():
-        raise call._replace(beside=shapes_of(beside)).error()
+        raise call._replace(hints=shapes_of(hints)).error()

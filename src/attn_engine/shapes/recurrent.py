@@ -35,7 +35,7 @@ class Score(NamedTuple):
     """The shapes that a score function accepts."""
 
     forms: Mapping[tuple[int, int], Signature]  # by the ranks of query and keys
-    blamed: Sequence[str]  # most likely to be wrong, in this order
+    suspects: Sequence[str]  # the tensors most likely to be wrong, the first one most
     advice: Mapping[str, str]
     fitting: set[tuple]  # recent shapes that fit, as a decoder repeats them
 
@@ -47,7 +47,7 @@ def _score(
     matrices: Mapping[str, Words],
     query: str = "d_s",
     keys: str = "d_h",
-    blamed: Sequence[str] = (),
+    suspects: Sequence[str] = (),
     advice: Mapping[str, str] = _ADVICE,
     **options: Any,
 ) -> Score:
@@ -57,9 +57,9 @@ def _score(
         axes = {"query": (*q, query), "keys": (*k, keys), "values": (*k, "d_v")}
         batch, keys_words = k[:-1], k[-1:]
         masks = (keys_words, (*batch, *keys_words), (*q, *keys_words))
-        beside = {"mask": masks, "key_lengths": (batch,)}
-        forms[ranks] = Signature(axes | matrices, beside=beside, **options)
-    return Score(forms, [*blamed, *matrices], advice, set())
+        hints = {"mask": masks, "key_lengths": (batch,)}
+        forms[ranks] = Signature(axes | matrices, hints=hints, **options)
+    return Score(forms, [*suspects, *matrices], advice, set())
 
 
 def _both_sizes(sizes: Sizes) -> Sizes | None:
@@ -72,7 +72,7 @@ def _both_sizes(sizes: Sizes) -> Sizes | None:
 
 DOT = _score(
     {},
-    blamed=["query"],
+    suspects=["query"],
     advice=_ADVICE | {"d_s": "use general_attention with a matrix W of shape ({got}, {n})"},
     same={"d_h": "d_s"},
 )
@@ -110,12 +110,12 @@ def check_states(
     shapes: Mapping[str, Shape],
     score: Score,
     sizes: Mapping[str, int] = _NOTHING,
-    beside: Mapping[str, Any] = _NOTHING,
+    hints: Mapping[str, Any] = _NOTHING,
 ) -> None:
     """Raise ShapeError unless all shapes fit together; nothing is broadcast.
 
     For prepared keys, `sizes` has their sizes and `shapes` has no keys. The masks and lengths in
-    `beside` only help to choose between several fixes.
+    `hints` only help to choose between several fixes.
     """
     asked = (*shapes.values(), *sizes.values())
     if asked in score.fitting:
@@ -130,7 +130,7 @@ def check_states(
     forms = [form for (_, n), form in score.forms.items() if "keys" in shapes or n == keys]
     exchanges = [("W_a", "U_a"), ("query", "keys")]
     error = ShapeProblem(
-        shapes, forms, sizes, "the projected keys", exchanges, score.blamed, score.advice,
-        shapes_of(beside),
+        shapes, forms, sizes, "the projected keys", exchanges, score.suspects, score.advice,
+        shapes_of(hints),
     ).error()  # fmt: skip
     raise _or_last_state(error)

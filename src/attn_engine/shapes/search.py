@@ -28,7 +28,7 @@ class ShapeProblem(NamedTuple):
     exchanges: Sequence[tuple[str, str]] = ()  # often swapped, the first pair most
     parameters: Sequence[str] = ()  # more likely wrong than the data
     advice: Mapping[str, str] = {}  # what to do if an axis has a wrong size
-    beside: Mapping[str, Shape] = {}  # of masks and lengths, which make fixes more likely or less
+    hints: Mapping[str, Shape] = {}  # of masks and lengths; they only help choose between fixes
 
     def fits(self) -> bool:
         """Return whether all shapes fit a signature that the options allow."""
@@ -50,7 +50,7 @@ class ShapeProblem(NamedTuple):
 
     def repaired(self) -> ShapeError | None:
         """Return the error with a fix of axes or options that makes the shapes fit, if any."""
-        found = _found(self) or _found(self._replace(beside={}))
+        found = _found(self) or _found(self._replace(hints={}))
         return _repaired(self, found) if found else None
 
     def error(self) -> ShapeError:
@@ -128,7 +128,7 @@ def _exchanges(call: ShapeProblem) -> Iterator[_Fix]:
             shapes = {**call.shapes, a: call.shapes[b][::step], b: call.shapes[a][::step]}
             sizes = form.with_tensors(shapes, call.sizes)
             if sizes is not None and (not turn or len(shapes[a]) == len(shapes[b]) == 2):
-                cost = 2.5 + unusual / 2 + form.cost + form.against(call.beside, sizes)
+                cost = 2.5 + unusual / 2 + form.cost + form.against(call.hints, sizes)
                 code = {a: b + turn, b: a + turn}
                 yield _Fix(cost + 2 * bool(turn), form, code, shapes, {a: form.axes[b][::step]})
 
@@ -142,7 +142,7 @@ def _changing(
     for cost, steps in _steps(call, form, changed, sizes, limit) if sizes is not None else ():
         if steps or form.options:
             shapes = kept | {name: route.shape for name, route in steps.items()}
-            doubt = form.against(call.beside, form.with_tensors(shapes, call.sizes))
+            doubt = form.against(call.hints, form.with_tensors(shapes, call.sizes))
             yield _Fix(
                 cost + form.cost + doubt + _doubt(call, form, steps),
                 form,
@@ -220,12 +220,12 @@ def _difference(
     """Return the message about a tensor's wrong axis and the tensor that contradicts it."""
     shape, words = call.shapes[tensor], form.axes[tensor]
     others = [f"{name} {other}" for name, other in call.shapes.items() if name != tensor]
-    beside = f" ({', '.join(others)})" if others else ""
+    remark = f" ({', '.join(others)})" if others else ""
     if len(shape) != len(words):
         count = f"{len(shape)} ax{'i' if len(shape) == 1 else 'e'}s"
         return (
             f"{tensor}: shape {shape} has {count}, expected {len(words)} "
-            f"{in_words(form.axes[tensor])}{beside}"
+            f"{in_words(form.axes[tensor])}{remark}"
         )
     wrong = [axis for axis in zip(words, shape, right, strict=True) if axis[1] != axis[2]]
     for word, got, n in wrong:
@@ -241,7 +241,7 @@ def _difference(
         shown = f"expected {right} {in_words(form.axes[tensor])}"
     else:
         shown = "in the place of another"
-    return f"{tensor}: shape {shape}, {shown}{beside}"
+    return f"{tensor}: shape {shape}, {shown}{remark}"
 
 
 def _who_says(
@@ -321,7 +321,7 @@ def _resized(
             cost += 1.5  # wrong query heads are less likely
         right[name] = new
         sizes = form.with_tensors({name: new}, sizes)
-    cost += form.against(call.beside, sizes)
+    cost += form.against(call.hints, sizes)
     return (99.0, {}) if sizes is None else (cost, right)
 
 

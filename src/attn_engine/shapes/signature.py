@@ -30,7 +30,7 @@ class Signature(NamedTuple):
     advice: str = ""  # the text that says how to pass them
     cost: float = 0
     rule: Callable[[Sizes], Sizes | None] = no_rule  # adds sizes; None if they clash
-    beside: Mapping[str, Sequence[Words]] = {}  # axes that masks and lengths may have
+    hints: Mapping[str, Sequence[Words]] = {}  # axes that masks and lengths may have
 
     def size_of(self, word: str, sizes: Sizes) -> int | None:
         """Return the size of an axis, None if it is unknown."""
@@ -48,7 +48,7 @@ class Signature(NamedTuple):
                     return None
         return self.rule(known)
 
-    def against(self, beside: Mapping[str, Shape], sizes: Sizes | None) -> float:
+    def against(self, hints: Mapping[str, Shape], sizes: Sizes | None) -> float:
         """Return the penalty for masks and lengths that do not fit this signature."""
 
         def fits(words: Words, shape: Shape) -> bool:
@@ -59,6 +59,6 @@ class Signature(NamedTuple):
             )
 
         return 2.0 * sum(
-            not any(fits(words, shape) for words in self.beside[name])
-            for name, shape in beside.items()
+            not any(fits(words, shape) for words in self.hints[name])
+            for name, shape in hints.items()
         )
