@@ -85,7 +85,7 @@ def test_random_problems_agree_with_the_reference(isa, dtype, large):
 
 
 @pytest.mark.parametrize("n", EDGES)
-def test_edges_of_tiles_and_blocks(isa, n):
+def test_sizes_around_tiles_and_blocks(isa, n):
     for dtype in (np.float32, np.float64):
         for n_q, n_kv, d in ((n, 50, 8), (50, n, 8), (30, 40, n)):
             problem = make_problem(dtype, n_q=n_q, n_kv=n_kv, d_qk=d, d_v=min(n + 1, 100))
@@ -93,7 +93,7 @@ def test_edges_of_tiles_and_blocks(isa, n):
             assert_gradients(training, training.run())
 
 
-def test_everything_at_once(isa, dtype):
+def test_all_options_together_have_the_gradients_of_the_reference(isa, dtype):
     training = everything(dtype)
     assert_gradients(training, training.run())
 
@@ -246,7 +246,7 @@ def test_the_gradient_of_a_broadcast_mask_is_a_sum(shape):
     assert np.allclose(gradient, expected, rtol=1e-10, atol=1e-11)
 
 
-def test_by_hand():
+def test_gradient_of_a_bias_computed_by_hand():
     """q = 0, V = j, grad 1: each of batch x heads x queries adds P (V - mean V)."""
     query, key = np.zeros((2, 3, 4, 5)), np.zeros((2, 3, 7, 5))
     value = np.broadcast_to(np.arange(7.0)[:, None], (2, 3, 7, 1))

@@ -27,7 +27,7 @@ APPENDS = {"one": (1, 2), "few": (2, 9), "many": (40, 62), "ragged": (1, 62)}  #
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_any_mix_of_calls(form, seed):
+def test_random_sequences_of_operations_equal_the_model(form, seed):
     """Appends of all sizes, ragged ones, beams, forgotten tokens, in any order."""
     storage = ["float32", "float16", "bfloat16"][seed % 3]
     model = Model(3, 2, 8, d_v=5, seed=seed, storage=storage, **form(200))
@@ -137,7 +137,7 @@ def test_an_append_longer_than_the_ring():
     assert model.cache.nbytes == 4 * 3 * 4 * 64 * 2 * 16
 
 
-def test_a_ring_on_and_on():
+def test_a_ring_costs_the_same_far_beyond_its_capacity():
     """Far beyond its capacity, with the cost and the memory of the beginning."""
     model = Model(1, 1, 4, 128, window=100)
     model.append(100_000)

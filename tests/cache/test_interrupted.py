@@ -176,7 +176,7 @@ def test_an_append_that_the_core_ends_midway(form, storage, error, monkeypatch):
         assert read(cache) == read(done)
 
 
-def test_a_signal_that_the_core_hears_in_an_append(form):
+def test_a_signal_during_a_long_append_changes_nothing(form):
     """Real ones, in a long append: the tokens from before are there, and it can be repeated."""
     cache = KVCache(1, 4, 64, **form | {"capacity": 400_000})
     cache.append(*(np.ones((1, 4, 100, 64), np.float32),) * 2)
@@ -268,7 +268,7 @@ def test_what_is_pickled_is_the_tokens(storage, options):
     assert len(pickle.dumps(cache)) < 2 * 8 * 10 * 128 * bytes_of_one + 4000
 
 
-def test_a_subclass_keeps_what_it_has_beside():
+def test_a_copy_of_a_subclass_keeps_its_own_attributes():
     class Named(KVCache):
         pass
 

@@ -46,7 +46,7 @@ def test_decoding_is_the_uncached_causal_call(dtype, form):
 
 @pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("group", [1, 3, 9])
-def test_groups_and_chunks(dtype, group):
+def test_any_group_of_heads_and_number_of_queries_equals_the_reference(dtype, group):
     model = Model(2, 2, 32, 400, dtype=dtype)
     model.append(200)
     for n_q in (1, 2, 5, 16, 33, 70):
@@ -64,7 +64,7 @@ def test_head_sizes(dtype, d_qk, d_v):
 
 
 @pytest.mark.usefixtures("isa")
-def test_a_long_context(dtype):
+def test_a_cache_of_9000_tokens_equals_the_reference(dtype):
     model = Model(1, 1, 32, 9000, dtype=dtype, page_size=128)
     model.append(8999)
     for n_q in (1, 3, 40):
@@ -132,7 +132,7 @@ def test_chunked_prefill_is_one_pass(dtype):
     }.values(),
     ids=str,
 )
-def test_options(form, n_q, options):
+def test_options_of_attend_mean_what_they_mean_without_a_cache(form, n_q, options):
     model = Model(2, 2, 20, **form(300))
     model.append(240, [240, 150])
     model.append(40)
@@ -155,7 +155,7 @@ def test_masks_are_over_all_tokens(form, dtype, shape):
 
 @pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("kernel", [1, 20])
-def test_ragged_appends(dtype, form, kernel):
+def test_entries_may_get_different_numbers_of_tokens(dtype, form, kernel):
     """Entries of their own lengths, one without tokens for a while; padded queries are 0."""
     model = Model(4, 2, 20, dtype=dtype, **form(300))
     for lengths in ([100, 0, 37, 64], [3, 0, 0, 64], [1, 1, 1, 1], [70, 30, 5, 128], [0, 0, 64, 0]):
@@ -198,7 +198,7 @@ def test_a_token_that_is_not_finite_is_seen_where_it_is_visible(storage, bad, n_
 
 @pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("n_q", [1, 40])
-def test_the_same_bits_on_repeat_with_any_threads_and_in_any_company(form, n_q):
+def test_repeated_calls_threads_and_other_entries_change_no_bit(form, n_q):
     model, alone = Model(3, 2, 64, **form(300)), Model(1, 2, 64, **form(300))
     key, value = model.draw_tokens(280)
     model.append(280, [280, 90, 200], (key, value))
@@ -265,7 +265,7 @@ def test_the_heads_of_a_group_are_neighbours():
     assert cache.attend(np.ones((1, 4, 1, 4), np.float32)).ravel().tolist() == [0, 0, 1, 1]
 
 
-def test_strides_and_other_arrays(dtype):
+def test_strides_byte_order_and_alignment_change_no_bit(dtype):
     """Views, other byte orders and misaligned arrays give the bits of their copies."""
     plain = Model(2, 2, 20, 100, dtype=dtype)
     tensors = [plain.draw(n, 6, 20) for n in (2, 2, 4)]
@@ -293,7 +293,7 @@ def test_strides_and_other_arrays(dtype):
         assert_same_bits(other.attend(query), expected)
 
 
-def test_out(dtype):
+def test_out_is_filled_and_returned(dtype):
     model = Model(2, 2, 20, 100, dtype=dtype)
     model.append(60)
     for n_q in (1, 40):
@@ -304,7 +304,7 @@ def test_out(dtype):
             assert_same_bits(out, expected)
 
 
-def test_what_is_returned(dtype):
+def test_results_have_the_types_and_shapes_that_were_requested(dtype):
     model = Model(2, 2, 20, 100, dtype=dtype)
     model.append(60)
     query = model.draw(4, 3, 20)
@@ -352,7 +352,7 @@ def test_the_example_of_the_readme_runs():
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
-def test_a_copy_goes_its_own_way(copied):
+def test_a_copy_and_its_original_change_independently(copied):
     model = Model(2, 2, 20, 300, page_size=64)
     model.append(100)
     query = model.draw(4, 1, 20)

@@ -108,7 +108,7 @@ def test_numbers_beyond_a_storage():
         assert (cache.attend(np.ones((1, 1, 1, 4), np.float32)) == expected).all()
 
 
-def test_bytes():
+def test_nbytes_is_the_memory_of_whole_tiles():
     """Of 1000 tokens, in 16 tiles of 64, with 2 heads of 32 + 96 numbers."""
     tokens = 1024 * 2
     for storage, size in (("float32", 512), ("float16", 256), ("bfloat16", 256), ("int8", 136)):

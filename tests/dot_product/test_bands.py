@@ -126,7 +126,7 @@ def test_a_window_wider_than_the_past_is_no_window(dtype, n_q, left):
     "window", [(0, 0), (0, 5), (9, 0), (3, 64), (100, 1), (None, 2), (40, None)]
 )
 @pytest.mark.parametrize("offset", [-50, 0, 33])
-def test_windows(dtype, n_q, window, offset):
+def test_a_window_hides_what_is_outside_of_it(dtype, n_q, window, offset):
     n_kv = 140
     left, right = window
     distance = np.arange(n_kv) - (np.arange(n_q)[:, None] + offset)

@@ -27,11 +27,11 @@ def kept(dtype, n_q, n_kv, **options):
 
 
 @pytest.mark.parametrize("dropout_p", [0.1, 0.5, 0.9])
-def test_accurate(dtype, n_q, dropout_p):
+def test_dropout_is_accurate(dtype, n_q, dropout_p):
     assert_accurate(dropping(dtype, n_q, dropout_p=dropout_p))
 
 
-def test_accurate_with_masks_and_scores(dtype, n_q):
+def test_dropout_with_masks_and_scores_is_accurate(dtype, n_q):
     options = {"is_causal": True, "causal_offset": 100, "softcap": 2.0, "sinks": np.zeros(4)}
     assert_accurate(dropping(dtype, n_q, **options, key_lengths=np.array([140, 90])))
 
@@ -74,7 +74,7 @@ def test_the_share_is_right_in_every_direction(dropout_p):
 
 
 @pytest.mark.parametrize("axis", range(4))
-def test_neighbours_are_independent(axis):
+def test_neighbouring_weights_are_dropped_independently(axis):
     """Entries, heads, queries and keys next to each other agree as often as chance has it."""
     keep = reference.keeps(0.5, 5, (8, 8, 64, 64))
     size = keep.shape[axis] - 1

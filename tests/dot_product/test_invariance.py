@@ -94,13 +94,13 @@ def test_b78_any_number_of_threads_over_a_long_cache(dtype):
         assert_same_results(full_run(problem, num_threads=threads), expected)
 
 
-def test_repeated_runs(masked):
+def test_repeated_calls_have_the_same_bits(masked):
     expected = full_run(masked)
     for _ in range(5):
         assert_same_results(full_run(masked), expected)
 
 
-def test_batch_entry_alone_or_together(masked):
+def test_a_batch_entry_has_the_same_bits_alone(masked):
     together = full_run(masked)
     for b in range(2):
         alone = full_run(masked.entry(b))
@@ -108,7 +108,7 @@ def test_batch_entry_alone_or_together(masked):
             assert_same_bits(getattr(alone, name)[0], getattr(together, name)[b])
 
 
-def test_head_alone_or_together(masked):
+def test_a_head_has_the_same_bits_alone(masked):
     together = full_run(masked)
     for h in range(4):
         options = {k: v for k, v in masked.options.items() if k != "enable_gqa"}
@@ -124,7 +124,7 @@ def test_head_alone_or_together(masked):
             assert_same_bits(getattr(alone, name)[:, 0], getattr(together, name)[:, h])
 
 
-def test_queries_in_parts_or_together(masked):
+def test_queries_have_the_same_bits_in_parts(masked):
     together = full_run(masked)
     n_q = masked.n_q
     parts = [(0, 1), (1, 2)] if n_q < 5 else [(0, 5), (5, 38), (38, n_q)]
@@ -152,7 +152,7 @@ def test_a_mask_says_the_same_in_every_form(masked):
 
 
 @semantic
-def test_broadcast_or_copied_mask(masked):
+def test_a_broadcast_mask_has_the_bits_of_its_copy(masked):
     mask = masked.options.get("attn_mask", np.ones((1, 1, 1, 1), bool))
     view = np.broadcast_to(mask, masked.visible().shape)
     expected = full_run(masked)

@@ -40,13 +40,13 @@ def everything(*arguments, **options):
 
 
 @pytest.mark.parametrize("share", [0.6, 0.73, 0.99, -0.6, -0.73, -0.99])
-def test_a_score_of_any_size_is_seen(isa, wide, n_q, largest, share):
+def test_a_key_with_a_score_at_the_end_of_the_range_is_visible(isa, wide, n_q, largest, share):
     output, weights, lse = everything(*scored(wide, n_q, [share * largest], [7.0]))
     assert (output == 7).all() and (weights == 1).all()
     np.testing.assert_allclose(lse, share * largest, rtol=4 * np.finfo(wide).eps)
 
 
-def test_a_product_of_any_size_is_seen(isa, n_q):
+def test_a_key_with_a_huge_negative_product_is_visible(isa, n_q):
     query, key = np.full((n_q, 1), 1e19, np.float32), np.float32([[-2.5e19]])
     assert (attention(query, key, np.float32([[7]]), scale=1.0) == 7).all()
 

@@ -74,7 +74,7 @@ def test_scores_depend_on_the_distance_alone(interleaved):
     assert abs(scores[0] - query @ key) > 0.1
 
 
-def test_the_two_pairings_are_one_up_to_the_order_of_components(dtype):
+def test_interleaved_and_halved_pairs_differ_only_in_the_order_of_components(dtype):
     x, cos, sin = make(dtype)
     order = np.arange(D).reshape(2, D // 2).T.ravel()  # 0, 6, 1, 7, ...
     halves = rotary_embedding(x, cos, sin, POSITIONS)

@@ -274,7 +274,7 @@ def test_hidden_slots_are_not_read(dtype, n_q, scores, bad):
 
 
 @semantic
-def test_keras_literals(dtype):
+def test_the_numbers_of_keras_s_own_test(dtype):
     eye, value = np.eye(2, dtype=dtype), np.array([[1, 2], [3, 4]], dtype)
     problem = Problem(eye, eye[::-1].copy(), value, {"scale": 1.0})
     result = problem.run(return_weights=True)

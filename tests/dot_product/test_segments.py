@@ -54,12 +54,12 @@ def as_bool_mask(problem):
 
 @semantic
 @pytest.mark.parametrize("other", OTHER_MASKS)
-def test_the_bits_of_the_equal_bool_mask(segmented, other):
+def test_segments_give_the_bits_of_the_equivalent_bool_mask(segmented, other):
     problem = segmented.but(**OTHER_MASKS[other])
     assert_same_results(full_run(problem), full_run(as_bool_mask(problem)))
 
 
-def test_with_a_dense_mask_too(segmented):
+def test_segments_and_a_dense_mask_intersect(segmented):
     rng = np.random.default_rng(4)
     mask = rng.random((2, 1, segmented.n_q, segmented.n_kv)) < 0.7
     both = as_bool_mask(segmented).options["attn_mask"] & mask
@@ -113,7 +113,7 @@ def test_a_query_of_no_document_sees_nothing(dtype, n_q):
 
 
 @semantic
-def test_documents_between_others_in_number_alone(dtype):
+def test_documents_whose_number_no_key_has_see_nothing(dtype):
     """Ranges of numbers overlap, yet nothing is visible: no weight is left from an earlier call."""
     rubbish = make_problem(dtype, n_q=70, n_kv=64)
     rubbish.run(return_weights=True, num_threads=1)
@@ -126,7 +126,7 @@ def test_documents_between_others_in_number_alone(dtype):
 
 
 @semantic
-def test_ids_of_every_kind(dtype, n_q):
+def test_ids_of_any_integer_type_stride_and_batch_shape(dtype, n_q):
     """Shared or for each entry, any integer type, any stride, any number of batch axes."""
     ids = np.arange(30) // 8
     q_ids = np.arange(n_q) % 3

@@ -84,7 +84,7 @@ def test_worked_sentence(dtype):
 
 
 @semantic
-def test_three_keys(dtype):
+def test_weights_of_three_keys_computed_by_hand(dtype):
     keys = np.array([[1, 0, 0.2], [0.5, 0.5, 0.1], [0.1, 0.9, 0.3]]).astype(dtype)
     options = {"scale": 1.0, "return_weights": True}
     tolerance = 0.0005 + (0.004 if dtype.itemsize == 2 else 0)

@@ -46,7 +46,7 @@ def test_every_small_row(dtype):
 
 @pytest.mark.parametrize("axis", [0, 1, 2, -1, -2])
 @pytest.mark.parametrize("mask", ["none", "bool", "additive"])
-def test_axes_and_masks(dtype, axis, mask):
+def test_softmax_over_any_axis_with_any_mask(dtype, axis, mask):
     rng = np.random.default_rng(2)
     scores = random_scores(dtype, 6, 20, 35)
     keep = rng.random(scores.shape) < 0.6

@@ -174,7 +174,7 @@ def assert_answers(expected, call):
     not torch.__version__.startswith("2.13."), reason="the table is about torch 2.13"
 )
 @pytest.mark.parametrize("name", DISAGREEMENTS)
-def test_known_disagreement(name):
+def test_torch_and_the_engine_disagree_as_documented(name):
     tensors, options, theirs, ours = DISAGREEMENTS[name]
     as_tensors = {k: to_torch(v) if isinstance(v, np.ndarray) else v for k, v in options.items()}
     assert_answers(theirs, lambda: attend(*map(to_torch, tensors), **as_tensors))
@@ -188,7 +188,7 @@ def test_rows_without_a_key_are_zero_in_both():
     assert (theirs[:, :, 2] == 0).all() and (ours[:, :, 2] == 0).all()
 
 
-def test_its_module_makes_nan_of_a_row_without_keys():
+def test_torch_s_layer_makes_nan_of_a_row_without_keys():
     module = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval()
     x = to_torch(Q[0])
     with torch.no_grad():

@@ -91,7 +91,7 @@ def test_neighbours_are_not_read(dtype, bad):
 
 
 @semantic
-def test_strides_types_and_out(dtype):
+def test_strides_integer_types_and_out_change_no_bit(dtype):
     packed = Packed(dtype, *LENGTHS["mixed"])
     expected = packed.run()
     heads_first = [np.swapaxes(np.swapaxes(x, 0, 1).copy(), 0, 1) for x in packed.tensors]

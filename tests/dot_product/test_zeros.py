@@ -39,7 +39,7 @@ def underflowing(dtype, n_q, **options):
 
 
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
-def test_is_the_same_however_keys_are_hidden(dtype, n_q, mask):
+def test_the_sign_of_zero_is_the_same_however_keys_are_hidden(dtype, n_q, mask):
     problem = underflowing(dtype, n_q, **mask)
     output = problem.run()
     keep = problem.visible()[0]
@@ -56,7 +56,7 @@ def test_is_the_same_however_keys_are_hidden(dtype, n_q, mask):
 
 @pytest.mark.parametrize("storage", ["float32", "float16", "bfloat16", "int8"])
 @pytest.mark.parametrize("window", [(100, 0), (0, 0), (600, 0)])
-def test_is_the_same_in_a_cache(n_q, storage, window):
+def test_the_sign_of_zero_is_the_same_in_a_cache(n_q, storage, window):
     model = Model(1, 1, 8, N_KV, d_v=20, storage=storage)
     problem = underflowing(np.float32, n_q)
     tensors = (problem.key[None, None], problem.value[None, None])
@@ -69,7 +69,7 @@ def test_is_the_same_in_a_cache(n_q, storage, window):
     assert_same_bits(model.cache.attend(query, scale=1.0, attn_mask=bias), output)
 
 
-def test_is_the_same_in_additive_attention(dtype, n_q):
+def test_the_sign_of_zero_is_the_same_in_additive_attention(dtype, n_q):
     keys, n = np.zeros((N_KV, 8), dtype), 40
     keys[::7, 0] = 1
     values = np.full((N_KV, 20), least(dtype))
@@ -87,7 +87,7 @@ def test_is_the_same_in_additive_attention(dtype, n_q):
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("size", [1, -1])
 @pytest.mark.parametrize("n_kv", [3, 60, 64, 200])
-def test_is_the_same_in_gradients_of_a_row_beside_others(dtype, n_kv, size, sign):
+def test_the_sign_of_zero_is_the_same_in_gradients_of_one_of_many_rows(dtype, n_kv, size, sign):
     """Of queries that see three keys and of those keys, beside a query that sees all."""
     small = float(ml_dtypes.finfo(dtype).tiny) ** 0.5
     query, keys, values = (np.zeros((n, 3), dtype) for n in (2, n_kv, n_kv))
@@ -108,7 +108,7 @@ def test_is_the_same_in_gradients_of_a_row_beside_others(dtype, n_kv, size, sign
     assert_same_bits(together.keys, alone.keys)
 
 
-def test_is_the_same_beside_an_empty_part(dtype):
+def test_the_sign_of_zero_is_the_same_with_an_empty_part(dtype):
     outputs = np.full((2, 3, 4), least(dtype))
     outputs[1] = -0.0
     compute = np.float64 if dtype == np.float64 else np.float32

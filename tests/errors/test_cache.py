@@ -184,7 +184,7 @@ def cache(request):
 
 
 @refused(NEW)
-def test_a_cache_that_cannot_be(error, given, phrases):
+def test_impossible_settings_of_a_cache_are_refused(error, given, phrases):
     refuses(error, phrases, KVCache, **(GOOD | given))
 
 

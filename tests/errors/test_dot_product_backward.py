@@ -104,7 +104,7 @@ def test_lse_of_other_queries_is_noticed():
         call(lse=FORWARD.lse[:, ::-1])
 
 
-def test_what_is_not_noticed():
+def test_an_lse_within_3_percent_and_any_output_are_accepted():
     """As documented: an lse that nearly fits, and any output of the right shape."""
     assert call(lse=FORWARD.lse + np.float32(0.025), output=-FORWARD.output).query.any()
     for factor in (0.96, 1.04):
@@ -134,6 +134,6 @@ def test_lse_of_a_row_that_is_nan_is_taken():
     assert np.isnan(gradient[1, 2, 3]).all() and np.isnan(gradient).sum() == 16
 
 
-def test_nothing_is_asked_for():
+def test_no_requested_gradient_gives_none_for_all():
     assert call(needs=()) == (None,) * 6
     assert call(needs=("attn_mask", "sinks"), attn_mask=ones(23) > 0) == (None,) * 6

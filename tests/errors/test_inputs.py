@@ -128,7 +128,7 @@ def test_a_symbol_of_a_traced_program_is_refused_with_the_way_out(base):
     refuses(TypeError, ["query: got a Traced", "traced", "callback"], attention, symbol, 1, 1)
 
 
-def test_an_error_of_any_class_is_told_again():
+def test_the_reason_why_an_array_cannot_be_read_is_in_the_message():
     refuses(TypeError, ["query: cannot be read", "a symbol has no"], attention, Symbol(), 1, 1)
 
 
@@ -164,11 +164,11 @@ def test_a_tensor_of_another_dtype_is_converted_by_its_own_method():
 
 
 @pytest.mark.parametrize("value", [10**5000, ("int8", "float16")], ids=["digits", "pair"])
-def test_a_dtype_or_storage_that_is_none_is_told_in_our_words(value):
+def test_an_unknown_storage_is_named_in_the_message(value):
     refuses(ValueError, ["storage: got "], attn_engine.KVCache, 1, 1, 4, 8, storage=value)
 
 
-def test_a_dtype_that_numpy_cannot_read_is_told_in_our_words():
+def test_a_dtype_that_numpy_cannot_read_is_named_in_the_message():
     refuses(TypeError, ["dtype: got "], attn_engine.KVCache, 1, 1, 4, 8, dtype=("int8", "float16"))
 
 

@@ -136,7 +136,7 @@ TYPES = {
 
 
 @refused(ValueError=CALLS, TypeError=TYPES)
-def test_calls(error, given, phrases):
+def test_a_call_refuses_wrong_arguments(error, given, phrases):
     refuses(error, phrases, MultiheadAttention(12, 3), **(GOOD | given))
 
 
@@ -197,7 +197,7 @@ SETTINGS = {
 
 
 @refused(SETTINGS)
-def test_constructor(error, given, phrases):
+def test_the_constructor_refuses_wrong_arguments(error, given, phrases):
     refuses(error, phrases, MultiheadAttention, **({"embed_dim": 12, "num_heads": 3} | given))
 
 
@@ -241,7 +241,7 @@ STATES = {
 
 
 @refused(STATES)
-def test_load_state_dict(error, given, phrases):
+def test_load_state_dict_refuses_wrong_arrays(error, given, phrases):
     refuses(error, phrases, MultiheadAttention(12, 3).load_state_dict, given)
 
 
@@ -281,15 +281,15 @@ BACKWARD = {
 
 
 @refused(BACKWARD)
-def test_backward(error, given, phrases):
+def test_backward_refuses_wrong_arguments(error, given, phrases):
     arguments = {"grad_output": GIVEN.grad_output, "saved": RESULT.saved} | given
     refuses(error, phrases, LAYER.backward, **arguments)
 
 
-def test_what_the_forward_refuses():
+def test_forward_and_save_refuses_what_a_call_refuses():
     with pytest.raises(ValueError, match="key: kdim is 5"):
         LAYER.forward_and_save(ones(2, 4, 12), ones(2, 6, 5), ones(2, 6, 12))
 
 
-def test_the_message_of_saved_is_short():
+def test_the_repr_of_saved_has_no_arrays():
     assert repr(RESULT.saved) == "Saved(query (2, 4, 12), key (2, 6, 12))"

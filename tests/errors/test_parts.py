@@ -130,18 +130,18 @@ MONOTONIC = {
 
 
 @refused(SOFTMAX)
-def test_softmax(error, given, phrases):
+def test_softmax_refuses_wrong_arguments_and_writes_nothing(error, given, phrases):
     refuses(error, phrases, softmax, **({"scores": SCORES} | given))
     assert (SCORES == 1).all()
 
 
 @refused(SELF_ATTENTION)
-def test_self_attention(error, given, phrases):
+def test_self_attention_refuses_wrong_arguments(error, given, phrases):
     refuses(error, phrases, self_attention, **({"x": X, "W_q": W, "W_k": W, "W_v": W} | given))
 
 
 @refused(ROTARY)
-def test_rotary_embedding_writes_nothing(error, given, phrases):
+def test_rotary_embedding_refuses_wrong_arguments_and_writes_nothing(error, given, phrases):
     out = np.full(TENSOR.shape, 7, np.float32)
     arguments = {"x": TENSOR, "cos": COS, "sin": SIN, "position_ids": POSITIONS, "out": out}
     refuses(error, phrases, rotary_embedding, **(arguments | given))
@@ -149,10 +149,10 @@ def test_rotary_embedding_writes_nothing(error, given, phrases):
 
 
 @refused(MERGE)
-def test_merge_attention(error, given, phrases):
+def test_merge_attention_refuses_wrong_arguments(error, given, phrases):
     refuses(error, phrases, merge_attention, *given)
 
 
 @refused(MONOTONIC)
-def test_monotonic_attention(error, given, phrases):
+def test_monotonic_attention_refuses_wrong_arguments(error, given, phrases):
     refuses(error, phrases, monotonic_attention, *given)

@@ -164,7 +164,7 @@ TYPES = {
 
 
 @refused(ValueError=ADDITIVE, TypeError=TYPES)
-def test_additive(error, given, phrases):
+def test_additive_attention_refuses_wrong_arguments(error, given, phrases):
     refuses(error, phrases, additive_attention, **(GOOD | given))
 
 
@@ -226,11 +226,11 @@ LUONG = {
 
 
 @refused(ValueError=LUONG)
-def test_luong(error, given, phrases):
+def test_luong_s_attentions_refuse_wrong_arguments(error, given, phrases):
     refuses(error, phrases, given)
 
 
-def test_prepared_keys_elsewhere():
+def test_prepared_keys_are_refused_by_other_attentions():
     query, keys = ones(2, 3, 6), PREPARED
     for call in (
         lambda: dot_attention(query, keys),

@@ -66,5 +66,5 @@ def test_every_function_checks_what_it_is_given(score):
 
 
 @pytest.mark.parametrize("score", CALLS)
-def test_nothing_is_asked_for(score):
+def test_no_requested_gradient_gives_none_for_all(score):
     assert set(call(score, needs=())) == {None}

@@ -117,7 +117,7 @@ def test_greedy_tokens_are_those_of_a_float64_numpy_run(model, greedy):
     np.testing.assert_allclose(logits, exact, rtol=0, atol=LOGIT_ERROR)
 
 
-def test_it_knows_the_capital_of_france(generate, smollm2, model):
+def test_a_known_question_gets_the_right_answer(generate, smollm2, model):
     """Weights in the wrong place still make float64 and float32 agree, but no sense."""
     prompt = model.encode_chat("What is the capital of France?")
     decoder = smollm2.Decoder(model, 64)

@@ -149,7 +149,7 @@ def test_a_pickle_that_names_anything_else_is_refused(example, tmp_path, place, 
         load(example, tmp_path, tensor(**{place: wrong}))
 
 
-def test_a_forbidden_call_is_not_made(example, tmp_path):
+def test_a_pickle_cannot_call_a_function(example, tmp_path):
     folder = tmp_path / "made"
     with pytest.raises(UnpicklingError, match="names os.mkdir"):
         load(example, tmp_path, f"{name('os.mkdir')}(V{folder}\ntR")

@@ -153,7 +153,7 @@ def test_values_of_any_magnitude(dtype, n_q, exponent):
     assert_accurate(problem.but(value=value))
 
 
-def test_lists_are_arrays(n_q):
+def test_lists_give_the_bits_of_arrays(n_q):
     problem = make_problem(np.float64, n_heads=None, n_q=n_q)
     lists = (x.tolist() for x in (problem.query, problem.key, problem.value))
     assert_same_bits(attn_engine.scaled_dot_product_attention(*lists), problem.run())

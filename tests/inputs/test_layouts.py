@@ -249,7 +249,7 @@ def test_b49_read_only_out_is_refused(problem):
 
 @semantic
 @pytest.mark.parametrize("n_q, n_kv", [(5, 23), (0, 23), (5, 0)])
-def test_batch_of_none(dtype, n_q, n_kv):
+def test_an_empty_batch_gives_empty_results(dtype, n_q, n_kv):
     problem = make_problem(dtype, batch=(0,), n_q=n_q, n_kv=n_kv)
     result = problem.run(return_weights=True, return_lse=True)
     assert result.output.shape == (0, 4, n_q, 16) and result.output.dtype == dtype

@@ -23,7 +23,7 @@ def weighted(result, cotangents):
 
 @pytest.mark.parametrize("guided", [False, True])
 @pytest.mark.parametrize("score", INPUTS)
-def test_classic_attentions(score, guided):
+def test_gradients_of_recurrent_attentions(score, guided):
     lengths = np.array([7, 3])
     training = make_training(score, guided=guided, key_lengths=lengths, heads=1)
     function = getattr(traced, f"{score}_attention")
@@ -56,7 +56,7 @@ def test_v_scale_and_location_are_traced():
     check_grads(loss, modes=["rev"], order=1)(*extras)
 
 
-def test_attention_with_every_array():
+def test_gradients_of_every_array_of_attention():
     rng = np.random.default_rng(0)
     problem = make_problem(np.float64).but(
         attn_mask=rng.standard_normal((2, 1, 5, 23)),
@@ -83,7 +83,7 @@ def test_attention_with_every_array():
         np.testing.assert_array_equal(x, getattr(expected, name), err_msg=name)
 
 
-def test_packed_sequences_with_every_array():
+def test_gradients_of_every_array_of_packed_sequences():
     packed, rng = Packed(np.float64, *LENGTHS["mixed"]), np.random.default_rng(0)
     learned = rng.standard_normal(4), rng.random((9, 4)) / 9
     options = {"dropout_p": 0.4, "dropout_seed": 3, "softcap": 2.0}
@@ -102,7 +102,7 @@ def test_packed_sequences_with_every_array():
         np.testing.assert_array_equal(x, getattr(expected, name), err_msg=name)
 
 
-def test_a_network_of_them():
+def test_gradients_go_through_several_attentions():
     """Outputs of one go into another, with autograd's own functions between."""
     rng = np.random.default_rng(0)
     x, W = rng.standard_normal((2, 5, 6)), rng.standard_normal((6, 6))
@@ -196,7 +196,7 @@ def test_what_has_no_gradient_is_refused_at_once():
 
 
 @pytest.mark.parametrize("name", ["query", "mask"])
-def test_forward_mode_is_never_dropped(name):
+def test_forward_mode_raises_or_is_right(name):
     """autograd has no forward mode of these and says so; recurrent attention's mask has none."""
     arrays = {"query": np.ones((2, 3)), "mask": np.zeros((2, 4))}
     keys, W = np.ones((4, 3)), np.ones((3, 3))

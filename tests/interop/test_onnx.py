@@ -109,7 +109,7 @@ def test_no_case_is_missing():
 
 @pytest.mark.parametrize("run", [run_function, run_evaluator])
 @pytest.mark.parametrize("name", CASES)
-def test_case(name, run):
+def test_case_equals_the_published_output(name, run):
     check(CASES[name], run(CASES[name]))
 
 
@@ -338,7 +338,7 @@ def test_empty_axes(dtype, batch, n_q, n_kv, d, mode):
     np.testing.assert_array_equal(Y, np.zeros((batch, 2, n_q, d), dtype))
 
 
-def test_errors_of_kind():
+def test_tensors_of_different_dtypes_are_refused():
     x = np.ones((1, 1, 2, 4), np.float32)
     with pytest.raises(TypeError, match="K: dtype float16 but Q has float32"):
         attention(x, x.astype(np.float16), x)

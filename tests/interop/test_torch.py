@@ -206,7 +206,7 @@ def test_gradients_with_a_graph_are_those_without():
         assert attended(x).grad_fn is None
 
 
-def test_what_the_engine_refuses():
+def test_the_errors_of_the_engine_are_raised():
     query = torch.randn(3, 4, requires_grad=True)
     with pytest.raises(ValueError, match="key: d_qk is 5"):
         ours.scaled_dot_product_attention(query, torch.randn(3, 5), torch.randn(3, 5))

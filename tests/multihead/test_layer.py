@@ -118,7 +118,7 @@ def test_one_tensor_is_multiplied_once():
 
 
 @pytest.mark.parametrize("empty", [{"n_q": 0}, {"n_kv": 0}, {"batch": 0}], ids=str)
-def test_nothing_to_do(empty):
+def test_empty_inputs_give_empty_or_constant_results(empty):
     layer = make_layer()
     query, key, value = make_inputs(layer, **empty)
     output, weights = layer(query, key, value)
@@ -328,7 +328,7 @@ def test_dropout_is_for_training():
     assert_same_result(layer(*inputs), before)
 
 
-def test_dropout_is_the_reference_s():
+def test_dropout_equals_that_of_the_reference():
     layer = make_layer(dropout=0.3, dtype=np.float64).train()
     call = Call.of(layer)
     seed = int(copy.deepcopy(layer)._rng.integers(2**64, dtype=np.uint64))

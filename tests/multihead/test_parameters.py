@@ -128,7 +128,7 @@ def test_a_layer_is_made_from_a_file(tmp_path, save_file, prefix, options):
         assert_same_bits(got, expected)
 
 
-def test_a_file_without_the_layer(tmp_path, save_file):
+def test_a_file_without_the_layer_is_refused(tmp_path, save_file):
     path = tmp_path / "model.safetensors"
     save_file({"norm.weight": np.ones(12, np.float32)}, path)
     for prefix in ("attn", ""):
@@ -147,7 +147,9 @@ def test_a_file_without_the_layer(tmp_path, save_file):
 
 @pytest.mark.parametrize(("layers", "more"), [(2, ""), (5, " and 2 more")])
 @pytest.mark.parametrize("prefix", ["", "encoder", "encoder.0.attn.in_proj", "decoder."])
-def test_a_wrong_prefix_is_told_the_right_ones(tmp_path, save_file, prefix, layers, more):
+def test_an_error_about_a_prefix_names_the_prefixes_of_the_file(
+    tmp_path, save_file, prefix, layers, more
+):
     path = tmp_path / "model.safetensors"
     layer = make_layer(12, 4).state_dict()
     found = [f"encoder.{i}.attn" for i in range(layers)]

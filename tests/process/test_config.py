@@ -64,7 +64,7 @@ def test_threads_argument_before_setter_before_default():
     assert attn_engine.get_num_threads() == planned_threads() == _core.default_threads()
 
 
-def test_setter_before_environment():
+def test_set_num_threads_overrules_the_environment():
     code = """if True:
         import attn_engine
         from attn_engine import get_num_threads, set_num_threads
@@ -101,7 +101,7 @@ def test_setter_checks_values(value):
 
 
 @pytest.mark.parametrize("value", [1.0, "2", True])
-def test_setter_checks_kinds(value):
+def test_set_num_threads_refuses_other_types(value):
     with pytest.raises(TypeError, match="^num_threads: got .*, expected a whole number"):
         attn_engine.set_num_threads(value)
 
@@ -230,7 +230,7 @@ def test_quota_without_proc(tmp_path):
 
 
 @pytest.mark.parametrize("tier", TIERS)
-def test_isa_from_environment(tier):
+def test_the_environment_chooses_the_tier(tier):
     code = """if True:
         import attn_engine, numpy as np
         x = np.ones((4, 4), np.float32)
@@ -321,7 +321,7 @@ def test_a_tier_may_be_written_in_any_case(tier, write):
 
 
 @pytest.mark.parametrize("tier", TIERS)
-def test_isa_from_setter(tier):
+def test_set_isa_chooses_the_tier(tier):
     attn_engine.set_isa(tier)
     assert attn_engine.get_isa() == tier
     assert attn_engine.explain(LARGE, LARGE, LARGE)["isa"] == tier

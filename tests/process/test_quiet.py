@@ -90,11 +90,11 @@ def arguments_of(name, dtype, size):
 
 
 @pytest.mark.parametrize("name", sorted(OPERATIONS.keys() - {"truncate", "reorder"}))
-def test_every_function(name, dtype, size):
+def test_every_function_is_silent(name, dtype, size):
     call(name, arguments_of(name, dtype, size))
 
 
-def test_the_plan_of_a_call(dtype, size):
+def test_explain_is_silent(dtype, size):
     explain(**arguments_of("sdpa", dtype, size))
 
 
@@ -111,7 +111,7 @@ def test_the_backward_pass_of_a_layer(dtype, size, average):
     layer.backward(grad_output, saved, grad_weights=grad_weights)
 
 
-def test_operators_of_onnx(dtype, size):
+def test_the_onnx_operators_are_silent(dtype, size):
     shapes = {"Q": (2, 4, 5, 8), "K": (2, 2, 7, 8), "V": (2, 2, 7, 6), "attn_mask": (5, 7)}
     rng = np.random.default_rng(0)
     given = {n: sized(n, rng.standard_normal(x), dtype, size) for n, x in shapes.items()}

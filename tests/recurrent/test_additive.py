@@ -80,7 +80,7 @@ def test_infinite_and_nan_keys_reach_their_row_alone(isa, dtype):
     assert np.isnan(additive_attention(query, keys, None, None, v, values).weights[1]).all()
 
 
-def test_a_huge_v_is_direct(isa):
+def test_weights_are_finite_for_a_huge_v(isa):
     v = np.array([1e30, -1e30, 1.0], np.float32)
     query, keys = np.zeros((1, 3), np.float32), np.array([[20, 20, 1], [20, 20, 0]], np.float32)
     weights = additive_attention(query, keys, None, None, v).weights
@@ -195,7 +195,7 @@ def test_a_mask_of_entries_is_never_one_of_steps(dtype):
         additive_attention(query[:, :2], keys, None, None, v, values, mask=mask[:2])
 
 
-def test_what_must_not_change_a_bit(isa, dtype):
+def test_threads_strides_and_other_entries_change_no_bit(isa, dtype):
     rng = np.random.default_rng(3)
     query, keys, values, v = (
         rows(rng, dtype, *shape, size=6) for shape in ((3, 70, 21), (3, 45, 21), (3, 45, 7), (21,))

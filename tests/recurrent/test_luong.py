@@ -129,7 +129,7 @@ def test_monotonic_equals_the_sum_over_all_ways(dtype, mode):
         assert (abs(alignment - truth) <= far).all()
 
 
-def test_monotonic_edges():
+def test_monotonic_attention_with_probabilities_of_0_and_1():
     start = np.array([1.0, 0, 0, 0])
     none = np.zeros(4)
     assert_same_bits(monotonic_attention(none, start), none)  # nobody stops

@@ -20,7 +20,7 @@ def attend(keys, U_a=None, **options):
     return additive_attention(QUERY, keys, W_A, U_a, V_A, **options)
 
 
-def test_made_again_from_views_in_another_order():
+def test_prepared_keys_may_be_made_from_views_in_another_order():
     prepared = project_keys(KEYS, U_A)
     expected = additive_attention(QUERY, prepared, W_A, None, V_A)
     for change in (
@@ -37,12 +37,12 @@ def test_made_again_from_views_in_another_order():
 @pytest.mark.parametrize(
     "change", [copy.copy, copy.deepcopy, lambda p: pickle.loads(pickle.dumps(p))]
 )
-def test_copies(change):
+def test_copies_of_prepared_keys_give_the_same_bits(change):
     prepared = project_keys(KEYS, U_A)
     assert_same_bits(attend(change(prepared)).weights, attend(prepared).weights)
 
 
-def test_a_change_of_tier_after_the_preparation():
+def test_prepared_keys_serve_a_tier_chosen_later():
     before = attn_engine.get_isa()
     try:
         for first in attn_engine._core.supported_isas():
@@ -70,7 +70,7 @@ def test_what_was_prepared_cannot_be_written_or_replaced():
         prepared.projected = prepared.projected[:2]
 
 
-def test_fields_that_do_not_fit():
+def test_fields_that_do_not_fit_each_other_are_refused():
     projected = project_keys(KEYS, U_A).projected
     for keys, bad, kind in (
         (KEYS[:, :2], projected, ValueError),

@@ -75,7 +75,7 @@ def test_bits_are_compared_and_not_values():
         assert_same_bits(np.float32([1]), np.float64([1]))
 
 
-def test_ulp(dtype):
+def test_ulp_is_the_spacing_of_the_dtype(dtype):
     x = np.array([1, 1.75, 2, 0.01, -3, 0, 1e-7], np.float64).astype(dtype)
     np.testing.assert_array_equal(ulp(x.astype(np.float64), dtype), np.abs(np.spacing(x)))
 

@@ -46,7 +46,7 @@ def test_additive(heads, keep):
             np.testing.assert_allclose(weights[b, :, i], rows, rtol=1e-13)
 
 
-def test_general_and_dot():
+def test_general_and_dot_equal_plain_loops():
     W = RNG.standard_normal((D_S, D_H))
     result = reference_classic.general_attention(QUERY, KEYS, W, VALUES)
     for b in range(2):
@@ -69,7 +69,7 @@ def test_concat_is_one_matrix_for_both():
         np.testing.assert_allclose(concat.weights[b, i, j] / concat.weights[b, i, 0], ratio)
 
 
-def test_variants():
+def test_v_scale_location_and_single_steps_follow_their_definitions():
     """v_scale normalises v, location is added to projected keys, a step is one query of many."""
     options = {"bias": BIAS, "key_lengths": np.array([3, 4])}
     arguments = QUERY[:, 1], KEYS, W_A, U_A

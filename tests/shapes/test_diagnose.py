@@ -306,7 +306,7 @@ def test_arrays_and_functions_do_as_well_as_shapes_and_names():
     run(found)
 
 
-def test_all_faults_of_the_states_are_mended_at_once_and_the_test_has_all_others_mended_too():
+def test_one_fix_corrects_all_arrays_and_the_test_uses_it():
     broken = {"query": (2, 5), "keys": (7, 2, 6), "W_a": (5, 8), "U_a": (6, 8), "v_a": (1, 8)}
     found = diagnose("additive", **broken, key_lengths=(2, 1), num_heads=2)
     assert found.error.fix == "use keys.swapaxes(0, 1), W_a.T, U_a.T and v_a.reshape(8,)"
@@ -328,7 +328,7 @@ def test_without_a_way_out_there_is_no_test():
     assert found.error.fix == "use W_a.T" and found.test == "" and found.results == {}
 
 
-def test_reminders_know_the_traps():
+def test_reminders_name_the_usual_traps_of_each_attention():
     reminders = {name: diagnose(name, **right).reminder for name, right in RIGHT.items()}
     assert "before the step, s_(t-1)" in reminders["additive"]
     for name in ("dot", "general", "concat"):

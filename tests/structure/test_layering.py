@@ -91,7 +91,7 @@ def test_every_module_has_its_layer():
     assert modules == {*LAYERS[1:], *EXTRAS, "reference"}
 
 
-def test_the_top_floor_is_small():
+def test_the_package_has_few_top_level_modules():
     assert len(list(PACKAGE.glob("*.py"))) <= 12
 
 
@@ -125,7 +125,7 @@ def test_c_features_stay_with_their_owner(pattern):
     assert set(users) <= set(OWNERS[pattern])
 
 
-def test_every_c_file_has_its_room():
+def test_every_c_file_is_in_a_known_folder():
     assert {path.name for path in CSRC.iterdir()} == {*C_ROOMS, "README.md"}
     assert {path.parent.name for path in C_FILES} == set(C_ROOMS)
 

@@ -27,7 +27,7 @@ def of(path):
 # --- the repository keeps the rules ---------------------------------------------------------------
 
 
-def test_files_of_every_kind_are_there():
+def test_files_of_every_suffix_are_checked():
     assert {path.suffix for path in FILES} == set(SUFFIXES)
 
 

@@ -52,7 +52,7 @@ def test_what_is_not_made_of_weights_is_refused(function, wrong, message):
 # ---- summaries
 
 
-def test_entropy_of_what_is_known():
+def test_entropy_equals_the_formula():
     expected = [-sum(w * math.log(w) for w in (0.1, 0.2, 0.3, 0.4)), 0, math.log(4)]
     np.testing.assert_allclose(analysis.entropy(WEIGHTS)[0], expected, rtol=1e-15)
     np.testing.assert_allclose(analysis.entropy(WEIGHTS)[1, [0, 2]], [math.log(2), 0], rtol=1e-15)
@@ -180,7 +180,7 @@ def test_weights_that_do_not_matter_move_nothing():
     assert median[uniform] < 1e-15 and median[nothing] == 0 and median[0, 0] > 0.1
 
 
-def test_a_distance_of_ones_own_judges_the_prediction():
+def test_a_custom_distance_gets_both_outputs():
     def prediction(output):
         return attn_engine.softmax(output)
 

@@ -117,7 +117,7 @@ def test_of_two_runs_into_one_folder_the_second_is_refused(team, tmp_path, capsy
     assert list(tmp_path.iterdir()) == [] and team.asked == []
 
 
-def test_a_run_that_has_nothing_yet_keeps_nobody_from_another(team, tmp_path, monkeypatch):
+def test_a_run_without_results_does_not_block_the_folder(team, tmp_path, monkeypatch):
     with pytest.raises(BadInput, match="is not there"):
         run(Settings(("causal",), 4, ("no_such_library:call",), True), tmp_path)
     assert run(ALL, tmp_path)["finished"]

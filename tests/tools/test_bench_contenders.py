@@ -40,7 +40,7 @@ def test_the_example_of_the_page_is_found_here_and_right(tmp_path, monkeypatch):
         assert {answer.status for answer in answers} == {"unsupported"}
 
 
-def test_one_that_cannot_be_called_is_refused_before_any_case(tmp_path, monkeypatch):
+def test_a_contender_that_cannot_be_called_is_refused_before_any_case(tmp_path, monkeypatch):
     (tmp_path / "broken.py").write_text(BROKEN)
     (tmp_path / "failing.py").write_text("raise RuntimeError('no such device')")
     monkeypatch.chdir(tmp_path)

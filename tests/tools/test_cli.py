@@ -297,7 +297,7 @@ def test_rich_progress_bar(monkeypatch):
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs a POSIX pipe")
-def test_a_reader_that_has_gone_is_no_traceback():
+def test_a_closed_pipe_gives_no_traceback():
     read, write = os.pipe()
     os.close(read)
     command = [sys.executable, "-m", "attn_engine.cli", "demo", "--quick"]

@@ -202,7 +202,7 @@ def test_numbers_mean_what_is_documented(example, held_out):
     assert found > 200
 
 
-def test_ordinals(example):
+def test_days_have_the_right_ordinals(example):
     assert [example.nth(n) for n in (1, 2, 3, 4, 11, 12, 13, 21, 22, 23, 30, 31)] == [
         *("1st", "2nd", "3rd", "4th", "11th", "12th", "13th", "21st", "22nd", "23rd", "30th"),
         "31st",

@@ -58,7 +58,7 @@ def test_the_suite_has_these_cases():
 
 @needs_onnx
 @pytest.mark.parametrize("name", sorted(CASES))
-def test_onnx_case(name):
+def test_equals_the_cases_of_onnx(name):
     from onnx.helper import get_attribute_value
 
     case = FOUND[name]

@@ -58,7 +58,7 @@ def test_packed_sequences():
         ("decode", general_attention, (QUERY[:, 0], KEYS, ones(24, 24))),
     ],
 )
-def test_recurrent_networks(kernel, function, arguments):
+def test_the_plan_of_a_recurrent_attention_names_its_kernel(kernel, function, arguments):
     expected = function(*arguments)
     out = np.full_like(expected.context, 7)
     plan = explain(function, *arguments, out=out, num_threads=1)
@@ -113,7 +113,7 @@ def test_self_attention_layers_and_caches_have_the_plan_of_their_attention():
         ((additive_attention, QUERY, KEYS, None, None, 1), {}, "v_a: dtype int64 is not float16"),
     ],
 )
-def test_wrong_arguments(arguments, options, message):
+def test_wrong_arguments_are_refused(arguments, options, message):
     with pytest.raises(TypeError) as error:
         explain(*arguments, **options)
     assert str(error.value).startswith(message)

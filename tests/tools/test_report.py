@@ -79,7 +79,7 @@ def test_page_stands_alone(texts):
     assert "prefers-color-scheme: dark" in texts[0] and "@media print" in texts[0]
 
 
-def test_every_part_is_there(texts):
+def test_a_report_has_every_part(texts):
     page = texts[0]
     for words in (
         "Noise floor: attn_engine against itself differed by up to 2.0%",
@@ -286,7 +286,7 @@ def test_bad_files_are_one_line_and_exit_code_2(tmp_path, capsys, text, named):
 
 
 @pytest.mark.parametrize("seconds", [0, -1, "1", math.nan, math.inf, None])
-def test_times_that_are_none_are_refused(fake, seconds):
+def test_impossible_times_are_refused(fake, seconds):
     path = fake(suites=("causal",))
     data = json.loads(path.read_text())
     data["runs"][0]["comparisons"][0]["results"]["torch"]["seconds"] = seconds

@@ -111,7 +111,7 @@ def test_two_machines_are_told_apart(fake, tmp_path):
     assert json.loads(found)["compared"][0]["differences"]["torch"] == ["1.0", "2.0"]
 
 
-def test_a_difference_within_the_noise_floor_is_none(fake):
+def test_a_difference_within_the_noise_floor_is_called_no_difference(fake):
     found = changes(load(fake("first")), load(fake("second", slowdown=1.015)))
     verdicts = {c.verdict for c in found if c.contender == "attn_engine"}
     assert verdicts == {"no difference seen"}

@@ -70,7 +70,7 @@ def test_what_does_not_fit_is_refused_in_one_line(picture, weights, tokens, keys
         (SENTENCE.astype(bool), TOKENS, r"weights: dtype bool"),
     ],
 )
-def test_other_kinds_are_refused(picture, weights, tokens, message):
+def test_weights_and_tokens_of_a_wrong_type_are_refused(picture, weights, tokens, message):
     with pytest.raises(TypeError, match=message):
         picture(weights, tokens)
 
@@ -247,7 +247,7 @@ def test_a_mark_alone_sits_on_a_circle():
     assert shown("का") == "का"
 
 
-def test_nothing_unseen_is_shown():
+def test_invisible_characters_are_not_written():
     for code in [
         *range(0xA0),
         0xAD,

@@ -276,7 +276,7 @@ def test_words_are_whole_on_a_narrow_screen(visit):
     assert lines == [1] * 4
 
 
-def test_a_weight_of_nothing_has_no_bar(visit):
+def test_a_weight_of_zero_has_no_bar(visit):
     page = visit(to_html([[1.0, 0.0], [0.001, 0.999]], ["a", "b"]))
     bars = page.locator(".bar div")
     assert [bar.is_visible() for bar in bars.all()] == [True, False]
