@@ -6,13 +6,13 @@ Run it by `pytest benchmarks/bench_additive.py --benchmark-json additive.json`.
 import pytest
 
 from attn_engine import get_num_threads
-from attn_engine.bench.cases import classic
+from attn_engine.bench.cases import recurrent
 
 pytestmark = pytest.mark.benchmark(max_time=0.3, min_rounds=3)
 
 
 def additive(batch, t_dec, t_enc, d_attn=256, **more):
-    return classic(f"additive_{batch}x{t_dec}x{t_enc}", batch, t_dec, t_enc, d_attn, **more)
+    return recurrent(f"additive_{batch}x{t_dec}x{t_enc}", batch, t_dec, t_enc, d_attn, **more)
 
 
 @pytest.mark.parametrize("prepared", [False, True], ids=["plain", "prepared"])
@@ -47,4 +47,4 @@ def test_threads(run, t_dec, threads):
 
 @pytest.mark.parametrize("score", ["dot", "general", "concat"])
 def test_luong(run, score):
-    run(classic(f"{score}_16x32x128", 16, 32, 128, 256))
+    run(recurrent(f"{score}_16x32x128", 16, 32, 128, 256))

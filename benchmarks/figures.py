@@ -64,7 +64,7 @@ def main() -> int:
     if len(runs) == 1:
         (ROOT / "docs" / "cost.svg").write_text(cost_chart(runs[0]), encoding="utf-8")
         return 0
-    for section, draw, classic in (
+    for section, draw, recurrent in (
         ("speed", speed_chart, False),
         ("additive", additive_chart, True),
     ):
@@ -72,7 +72,7 @@ def main() -> int:
             run
             | {
                 "comparisons": [
-                    c for c in run["comparisons"] if bool(c["case"]["score"]) == classic
+                    c for c in run["comparisons"] if bool(c["case"]["score"]) == recurrent
                 ]
             }
             for run in runs

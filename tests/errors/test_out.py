@@ -10,8 +10,8 @@ import attn_engine
 from attn_engine import KVCache
 
 LENGTHS = np.array([3, 2])
-CLASSIC = {"query": ones(2, 1, 4), "keys": ones(2, 5, 4), "values": ones(2, 5, 6)}
-CLASSIC |= {"mask": ones(2, 5), "key_lengths": LENGTHS}
+RECURRENT = {"query": ones(2, 1, 4), "keys": ones(2, 5, 4), "values": ones(2, 5, 6)}
+RECURRENT |= {"mask": ones(2, 5), "key_lengths": LENGTHS}
 SCORES = {"sinks": ones(2), "alibi_slopes": ones(2)}
 # Every argument that is an array, in one call that is right.
 CALLS = {
@@ -27,12 +27,12 @@ CALLS = {
         "causal_offset": LENGTHS, **SCORES,
     },
     "additive_attention": {
-        **CLASSIC, "W_a": ones(8, 4), "U_a": ones(8, 4), "v_a": ones(8), "bias": ones(8),
+        **RECURRENT, "W_a": ones(8, 4), "U_a": ones(8, 4), "v_a": ones(8), "bias": ones(8),
         "v_scale": np.array(2.0), "location": ones(2, 5, 8),
     },
-    "concat_attention": {**CLASSIC, "W_c": ones(8, 8), "v": ones(8)},
-    "dot_attention": CLASSIC,
-    "general_attention": {**CLASSIC, "W": ones(4, 4)},
+    "concat_attention": {**RECURRENT, "W_c": ones(8, 8), "v": ones(8)},
+    "dot_attention": RECURRENT,
+    "general_attention": {**RECURRENT, "W": ones(4, 4)},
     "softmax": {"scores": ones(2, 5), "mask": ones(5), "lengths": LENGTHS},
     "rotary_embedding": {
         "x": ones(2, 2, 3, 4), "cos": ones(9, 2), "sin": ones(9, 2), "position_ids": np.arange(3),

@@ -19,7 +19,7 @@ def leaf(x):
 
 
 @pytest.mark.parametrize("score", INPUTS)
-def test_classic_attentions(score):
+def test_recurrent_attentions(score):
     lengths = np.array([7, 3])
     training = make_training(score, key_lengths=lengths)
     leaves = {n: leaf(x) for n, x in training.given().items()}

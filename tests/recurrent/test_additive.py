@@ -12,7 +12,7 @@ from attn_engine import (
     explain,
     project_keys,
 )
-from attn_engine.reference import recurrent as reference_classic
+from attn_engine.reference import recurrent as reference_recurrent
 
 EYE, V2 = np.eye(2), np.array([[1.0, 2.0], [3.0, 4.0]])
 EXTREMES = [0.0, -0.0, 1e-8, -1e-8, 9.0, -9.0, 20.0, -20.0, 44.0, -44.0, 1e4, -1e4]
@@ -114,7 +114,7 @@ OPTIONS = {
 def test_equals_the_reference(isa, dtype, options):
     arguments, options = call(dtype, **options)
     context, weights = additive_attention(*arguments, **options)
-    truth = reference_classic.additive_attention(*arguments, dtype=precise(dtype), **options)
+    truth = reference_recurrent.additive_attention(*arguments, dtype=precise(dtype), **options)
     # projections of 6 numbers up to 4 or so, d_attn 8: the scores' error in u, generously counted
     far = 400 * unit(dtype) if dtype.itemsize > 2 else 400 * unit(dtype) + 2.0**-7
     assert (context.shape, weights.shape) == (truth.context.shape, truth.weights.shape)
@@ -140,7 +140,7 @@ def test_location_is_one_more_term_of_one_step(dtype):
     arguments, options = call(dtype, None)
     location = rows(np.random.default_rng(5), dtype, 3, 37, 8)
     weights = additive_attention(*arguments, location=location, **options).weights
-    truth = reference_classic.additive_attention(*arguments, location=location, **options).weights
+    truth = reference_recurrent.additive_attention(*arguments, location=location, **options).weights
     np.testing.assert_allclose(
         weights.astype(float), truth, atol=1e-5 if dtype.itemsize > 2 else 1e-2
     )

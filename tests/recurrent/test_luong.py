@@ -12,7 +12,7 @@ from attn_engine import (
     monotonic_attention,
     scaled_dot_product_attention,
 )
-from attn_engine.reference import recurrent as reference_classic
+from attn_engine.reference import recurrent as reference_recurrent
 
 STATES = np.array([[1.0, 0.0, 0.2], [0.5, 0.5, 0.1], [0.1, 0.9, 0.3]])  # cat, sat, mat
 
@@ -51,7 +51,7 @@ def test_equals_the_reference(isa, dtype, options, steps, heads):
         (f(query, keys, W, values, num_heads=heads, **options, **kind))
         for f, kind in (
             (general_attention, {}),
-            (reference_classic.general_attention, {"dtype": precise(dtype)}),
+            (reference_recurrent.general_attention, {"dtype": precise(dtype)}),
         )
     ]
     far = 1000 * unit(dtype) if dtype.itemsize > 2 else 1000 * unit(dtype) + 2.0**-7
@@ -122,7 +122,7 @@ def test_monotonic_equals_the_sum_over_all_ways(dtype, mode):
     alignment = np.zeros_like(p)
     alignment[..., 0] = 1
     for _ in range(3):
-        truth = reference_classic.monotonic_attention(p, alignment, mode)
+        truth = reference_recurrent.monotonic_attention(p, alignment, mode)
         alignment = monotonic_attention(p, alignment, mode)
         assert alignment.dtype == dtype
         far = 40 * unit(dtype) if dtype.itemsize > 2 else 2.0**-8

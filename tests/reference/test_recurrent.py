@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from attn_engine.reference import recurrent as reference_classic
+from attn_engine.reference import recurrent as reference_recurrent
 
 RNG = np.random.default_rng(0)
 T_DEC, T_ENC, D_S, D_H, D_ATTN, D_V = 3, 4, 2, 3, 6, 2
@@ -35,7 +35,7 @@ def test_additive(heads, keep):
             total += V_A[c] * math.tanh(W_A[c] @ QUERY[b, i] + U_A[c] @ KEYS[b, j] + BIAS[c])
         return total
 
-    result = reference_classic.additive_attention(
+    result = reference_recurrent.additive_attention(
         QUERY, KEYS, W_A, U_A, V_A, VALUES, bias=BIAS, num_heads=heads, mask=np.array(keep) > 0
     )
     weights = result.weights if heads > 1 else result.weights[:, None]
@@ -48,20 +48,20 @@ def test_additive(heads, keep):
 
 def test_general_and_dot_equal_plain_loops():
     W = RNG.standard_normal((D_S, D_H))
-    result = reference_classic.general_attention(QUERY, KEYS, W, VALUES)
+    result = reference_recurrent.general_attention(QUERY, KEYS, W, VALUES)
     for b in range(2):
         for i in range(T_DEC):
             context, _ = attend(
                 lambda b, h, i, j: QUERY[b, i] @ W @ KEYS[b, j], 1, b, i, [1] * T_ENC
             )
             np.testing.assert_allclose(result.context[b, i], context, rtol=1e-13)
-    dot = reference_classic.dot_attention(QUERY @ W, KEYS, VALUES)
+    dot = reference_recurrent.dot_attention(QUERY @ W, KEYS, VALUES)
     np.testing.assert_allclose(dot.context, result.context, rtol=1e-13)
 
 
 def test_concat_is_one_matrix_for_both():
     whole = np.concatenate([W_A, U_A], 1)
-    concat = reference_classic.concat_attention(QUERY, KEYS, whole, V_A, VALUES)
+    concat = reference_recurrent.concat_attention(QUERY, KEYS, whole, V_A, VALUES)
     for b, i, j in np.ndindex(2, T_DEC, T_ENC):
         both = np.concatenate([QUERY[b, i], KEYS[b, j]])
         first = np.concatenate([QUERY[b, i], KEYS[b, 0]])
@@ -73,24 +73,24 @@ def test_v_scale_location_and_single_steps_follow_their_definitions():
     """v_scale normalises v, location is added to projected keys, a step is one query of many."""
     options = {"bias": BIAS, "key_lengths": np.array([3, 4])}
     arguments = QUERY[:, 1], KEYS, W_A, U_A
-    scaled = reference_classic.additive_attention(*arguments, V_A, VALUES, v_scale=2.0, **options)
+    scaled = reference_recurrent.additive_attention(*arguments, V_A, VALUES, v_scale=2.0, **options)
     v = 2 * V_A / math.sqrt(sum(x * x for x in V_A))
-    plain = reference_classic.additive_attention(*arguments, v, VALUES, **options)
+    plain = reference_recurrent.additive_attention(*arguments, v, VALUES, **options)
     np.testing.assert_allclose(scaled.weights, plain.weights, rtol=1e-13)
     assert plain.weights[0, 3] == 0
     location = RNG.standard_normal((2, T_ENC, D_ATTN))
-    moved = reference_classic.additive_attention(
+    moved = reference_recurrent.additive_attention(
         *arguments, v, VALUES, location=location, **options
     )
     projected = KEYS @ U_A.T + location
-    same = reference_classic.additive_attention(
+    same = reference_recurrent.additive_attention(
         QUERY[:, 1], projected, W_A, None, v, VALUES, **options
     )
     np.testing.assert_allclose(moved.context, same.context, rtol=1e-13)
-    many = reference_classic.additive_attention(QUERY, KEYS, W_A, U_A, v, VALUES, **options)
+    many = reference_recurrent.additive_attention(QUERY, KEYS, W_A, U_A, v, VALUES, **options)
     np.testing.assert_allclose(plain.context, many.context[:, 1], rtol=1e-13)
 
 
 def test_monotonic_by_hand():
-    alignment = reference_classic.monotonic_attention([0.5, 0.5, 1.0], [0.5, 0.5, 0.0])
+    alignment = reference_recurrent.monotonic_attention([0.5, 0.5, 1.0], [0.5, 0.5, 0.0])
     np.testing.assert_allclose(alignment, [0.25, 0.375, 0.375])

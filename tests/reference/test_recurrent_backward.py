@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from support.recurrent_gradients import random_training
 
-from attn_engine.reference import recurrent as reference_classic
+from attn_engine.reference import recurrent as reference_recurrent
 
 
 def loss(training, changed):
@@ -12,7 +12,7 @@ def loss(training, changed):
     inputs = [changed.get(n, x) for n, x in training.inputs.items()]
     extras = {n: changed.get(n, x) for n, x in training.extras.items()}
     options = extras | training.options | training.hides
-    forward = getattr(reference_classic, f"{training.score}_attention")
+    forward = getattr(reference_recurrent, f"{training.score}_attention")
     context, weights = forward(*inputs, **options)
     result = np.vdot(context, training.grad_context)
     guided = training.grad_weights

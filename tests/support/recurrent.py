@@ -3,7 +3,7 @@
 import numpy as np
 
 from attn_engine import additive_attention
-from attn_engine.reference import recurrent as reference_classic
+from attn_engine.reference import recurrent as reference_recurrent
 
 
 def rows(rng, dtype, *shape, size=1.0):
@@ -29,7 +29,7 @@ def assert_scores_accurate(query, keys, v, **options):
     """
     dtype = query.dtype
     weights = additive_attention(query, keys, None, None, v, **options).weights
-    truth = reference_classic.additive_attention(
+    truth = reference_recurrent.additive_attention(
         query, keys, None, None, v, dtype=precise(dtype), **options
     ).weights
     assert (np.isnan(weights) == np.isnan(truth)).all()

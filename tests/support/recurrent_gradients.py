@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 import attn_engine
-from attn_engine.reference import recurrent_backward as reference_backward_classic
+from attn_engine.reference import recurrent_backward as reference_recurrent_backward
 from support.oracle import ulp
 
 INPUTS = {
@@ -64,14 +64,14 @@ class Training:
             score = "general"
         if score == "concat":
             return self._concat(inputs, options)
-        function = getattr(reference_backward_classic, f"{score}_attention_backward")
+        function = getattr(reference_recurrent_backward, f"{score}_attention_backward")
         return function(self.grad_context, *inputs.values(), **options)._asdict()
 
     def _concat(self, inputs, options):
         d_s = inputs["query"].shape[-1]
         W_a, U_a = inputs["W_c"][:, :d_s], inputs["W_c"][:, d_s:]
         arguments = inputs["query"], inputs["keys"], W_a, U_a, inputs["v"], inputs["values"]
-        g = reference_backward_classic.additive_attention_backward(
+        g = reference_recurrent_backward.additive_attention_backward(
             self.grad_context, *arguments, **options
         )._asdict()
         return g | {"W_c": np.hstack([g["W_a"], g["U_a"]]), "v": g["v_a"]}

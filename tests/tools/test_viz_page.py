@@ -231,8 +231,8 @@ RESULTS = {
         return_weights=True, sinks=np.zeros(3, np.float32)
     ),
     "self attention": lambda: attn_engine.self_attention(np.eye(4), *np.ones((3, 4, 4))),
-    "classic, one query": lambda: attn_engine.dot_attention(np.ones(4), np.ones((3, 4))),
-    "classic, a batch": lambda: attn_engine.dot_attention(np.ones((2, 3, 4)), np.ones((2, 5, 4))),
+    "recurrent, one query": lambda: attn_engine.dot_attention(np.ones(4), np.ones((3, 4))),
+    "recurrent, a batch": lambda: attn_engine.dot_attention(np.ones((2, 3, 4)), np.ones((2, 5, 4))),
 }
 
 

@@ -86,7 +86,7 @@ def multihead(name: str, batch: int, n: int, n_heads: int, d: int, **more) -> Ca
     return Case(name, batch, n_heads, n_heads, n, n, d, layer=True, **more)
 
 
-def classic(name: str, batch: int, n_q: int, n_kv: int, d: int, **more) -> Case:
+def recurrent(name: str, batch: int, n_q: int, n_kv: int, d: int, **more) -> Case:
     """Make a case of recurrent networks, which always return their weights."""
     score = name.split("_")[0]
     return Case(name, batch, 1, 1, n_q, n_kv, d, weights=True, score=score, **more)
@@ -124,14 +124,14 @@ CASES = (
     multihead("mha_8x128x768", 8, 128, 12, 64),
     multihead("mha_weights_8x128x768", 8, 128, 12, 64, weights=True),
     # batch, T_dec, T_enc and d_attn = d_s = d_h; query and keys of additive cases are projected
-    classic("additive_step_1x1x128_d256", 1, 1, 128, 256),
-    classic("additive_step_prepared_1x1x128_d256", 1, 1, 128, 256, prepared=True),
-    classic("additive_16x32x128_d256", 16, 32, 128, 256),
-    classic("additive_4x256x1024_d128", 4, 256, 1024, 128),
-    classic("additive_1x32x8192_d256", 1, 32, 8192, 256),
-    classic("concat_16x32x128_d256", 16, 32, 128, 256),
-    classic("general_16x32x128_d256", 16, 32, 128, 256),
-    classic("dot_16x32x128_d256", 16, 32, 128, 256),
+    recurrent("additive_step_1x1x128_d256", 1, 1, 128, 256),
+    recurrent("additive_step_prepared_1x1x128_d256", 1, 1, 128, 256, prepared=True),
+    recurrent("additive_16x32x128_d256", 16, 32, 128, 256),
+    recurrent("additive_4x256x1024_d128", 4, 256, 1024, 128),
+    recurrent("additive_1x32x8192_d256", 1, 32, 8192, 256),
+    recurrent("concat_16x32x128_d256", 16, 32, 128, 256),
+    recurrent("general_16x32x128_d256", 16, 32, 128, 256),
+    recurrent("dot_16x32x128_d256", 16, 32, 128, 256),
 )
 
 

@@ -5,7 +5,7 @@ import numpy as np
 from ..reference import dot_product as reference
 from ..reference import dot_product_backward as reference_backward
 from ..reference import multihead as reference_multihead
-from ..reference import recurrent as classic
+from ..reference import recurrent
 from .cases import Case, Inputs
 
 # Largest error allowed, relative to the largest right value; it holds for every contender.
@@ -25,7 +25,7 @@ def largest_error(case: Case, inputs: Inputs, result) -> float:
         shapes.append((*inputs.query.shape[:-1], case.n_kv))
     parts = result if len(shapes) > 1 else [result]
     places = end_heads(case) if case.backward else sampled_rows(case)
-    answer = classic_row if case.score else layer_row if case.layer else reference_row
+    answer = recurrent_row if case.score else layer_row if case.layer else reference_row
     answer = head_gradients if case.backward else answer
     wanted = [answer(case, inputs, *place) for place in places]
     errors = []
@@ -74,14 +74,14 @@ def reference_row(case: Case, inputs: Inputs, b: int, h: int, i: int):
     return row.output[0], row.weights[0]
 
 
-def classic_row(case: Case, inputs: Inputs, b: int, i: int):
+def recurrent_row(case: Case, inputs: Inputs, b: int, i: int):
     """Compute (context, weights) of decoder step i alone."""
     query, key, value = inputs.query[b, i], inputs.key[b], inputs.value[b]
     if case.score == "additive":
-        return classic.additive_attention(query, key, None, None, inputs.vector, value)
+        return recurrent.additive_attention(query, key, None, None, inputs.vector, value)
     if case.score == "concat":
-        return classic.concat_attention(query, key, inputs.matrix, inputs.vector, value)
-    return classic.general_attention(query, key, inputs.matrix, value)
+        return recurrent.concat_attention(query, key, inputs.matrix, inputs.vector, value)
+    return recurrent.general_attention(query, key, inputs.matrix, value)
 
 
 def layer_row(case: Case, inputs: Inputs, b: int, i: int):

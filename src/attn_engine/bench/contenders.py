@@ -169,7 +169,7 @@ class Contender:
 
     modules: tuple[str, ...]
     attention: Prepare | None = None
-    classic: Prepare | None = None
+    recurrent: Prepare | None = None
     layer: Prepare | None = None
     backward: Prepare | None = None
 
@@ -177,7 +177,7 @@ class Contender:
         """Return the call to time."""
         prepare, lack = self.attention, "attention"
         if case.score:
-            prepare, lack = self.classic, f"{case.score} scores"
+            prepare, lack = self.recurrent, f"{case.score} scores"
         elif case.layer:
             prepare, lack = self.layer, "layer"
         elif case.backward:
@@ -202,7 +202,7 @@ CONTENDERS = {
         layers.prepare_torch,
         gradients.prepare_torch,
     ),
-    "torch.compile": Contender(("torch",), classic=formulas.prepare_compiled),
+    "torch.compile": Contender(("torch",), recurrent=formulas.prepare_compiled),
     "onnxruntime": Contender(
         ("onnxruntime", "onnx"), prepare_onnxruntime, formulas.prepare_onnxruntime
     ),

@@ -6,7 +6,7 @@ time, memory and throughput of different lengths can be compared.
 
 from collections.abc import Callable
 
-from .cases import Case, classic
+from .cases import Case, recurrent
 
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096)
 QUICK_LENGTHS = (128, 256, 512, 1024)
@@ -61,9 +61,9 @@ def masks(quick: bool) -> list[Case]:
 def additive(quick: bool) -> list[Case]:
     """Return scores of recurrent networks: one decoder step, and a batch of whole sentences."""
     ns = (128, 1024) if quick else (128, 1024, 8192)
-    steps = [classic(f"additive_1x1x{n}_d256", 1, 1, n, 256) for n in ns]
+    steps = [recurrent(f"additive_1x1x{n}_d256", 1, 1, n, 256) for n in ns]
     scores = ("additive",) if quick else ("additive", "concat", "general", "dot")
-    return steps + [classic(f"{score}_16x32x128_d256", 16, 32, 128, 256) for score in scores]
+    return steps + [recurrent(f"{score}_16x32x128_d256", 16, 32, 128, 256) for score in scores]
 
 
 def backward(quick: bool) -> list[Case]:

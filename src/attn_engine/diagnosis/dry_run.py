@@ -107,7 +107,7 @@ def sdpa_weights(right: dict[str, Any]) -> dict[str, int]:
     return sizes | heads | {"n_q": n_q, "n_kv": axes_of(key, bshd).n}
 
 
-def classic_weights(right: dict[str, Any]) -> dict[str, int]:
+def recurrent_weights(right: dict[str, Any]) -> dict[str, int]:
     """Return the sizes of weights ([batch,] [num_heads,] [T_dec,] T_enc), by axis."""
     query, keys = np.shape(right["query"]), np.shape(getattr(right["keys"], "keys", right["keys"]))
     words = ("batch", "T_dec") if len(keys) == 3 else ("T_dec",)
@@ -309,7 +309,7 @@ def varlen_backward(
     return _gradients(forward, backward_checks.NAMES)
 
 
-def classic_backward(forward: Callable, names: tuple[str, ...]) -> Callable[..., Results]:
+def recurrent_backward(forward: Callable, names: tuple[str, ...]) -> Callable[..., Results]:
     """Return the checks of a backward pass of attention in recurrent networks."""
 
     def check(
@@ -323,7 +323,7 @@ def classic_backward(forward: Callable, names: tuple[str, ...]) -> Callable[...,
         inputs = {name: x for name, x in arguments.items() if name in names}
         arguments |= as_arrays(inputs, without=("v_scale",))
         shape = checked(forward, arguments).shape
-        of_weights = tuple(classic_weights(arguments).values())
+        of_weights = tuple(recurrent_weights(arguments).values())
         dtype = native(arguments["query"].dtype)
         batched = np.ndim(arguments["keys"]) == 3
         check_cotangents(shape, of_weights, batched, dtype, grad_context, weights, grad_weights)

@@ -121,26 +121,26 @@ OPERATIONS = {
     ),
     "additive": Operation(
         additive_attention,
-        by_out(additive_attention, "context", dry_run.classic_weights),
+        by_out(additive_attention, "context", dry_run.recurrent_weights),
         _CONTEXT,
         "Bahdanau scores the decoder state before the step, s_(t-1) (Luong the one after it, s_t); "
         "a transposed square W_a fits too",
     ),
     "dot": Operation(
         dot_attention,
-        by_out(dot_attention, "context", dry_run.classic_weights),
+        by_out(dot_attention, "context", dry_run.recurrent_weights),
         _CONTEXT,
         f"the dot score needs d_s = d_h, else general_attention; {_LUONG}",
     ),
     "general": Operation(
         general_attention,
-        by_out(general_attention, "context", dry_run.classic_weights),
+        by_out(general_attention, "context", dry_run.recurrent_weights),
         _CONTEXT,
         f"{_LUONG}; a transposed square W fits too",
     ),
     "concat": Operation(
         concat_attention,
-        by_out(concat_attention, "context", dry_run.classic_weights),
+        by_out(concat_attention, "context", dry_run.recurrent_weights),
         _CONTEXT,
         f"{_LUONG}; the columns of W_c for the decoder state come first",
     ),
@@ -233,7 +233,7 @@ OPERATIONS = {
 _WEIGHTS = "weights are those that the forward returned for the same arguments"
 OPERATIONS |= {
     f"{short}_backward": Operation(
-        backward, dry_run.classic_backward(OPERATIONS[short].function, names), _BACKWARD, _WEIGHTS
+        backward, dry_run.recurrent_backward(OPERATIONS[short].function, names), _BACKWARD, _WEIGHTS
     )
     for short, backward, names in (
         ("additive", additive_attention_backward, recurrent_checks.ADDITIVE),

@@ -115,7 +115,7 @@ def _packed_backward(
     )  # fmt: skip
 
 
-def _classic(names: tuple[str, ...], forward: Callable, backward: Callable) -> Differentiable:
+def _recurrent(names: tuple[str, ...], forward: Callable, backward: Callable) -> Differentiable:
     """Describe an attention of recurrent networks; some arrays go by position, others by name."""
     first = names.index("values") + 1
 
@@ -140,13 +140,13 @@ def _classic(names: tuple[str, ...], forward: Callable, backward: Callable) -> D
 
 ATTENTION = Differentiable(ATTENTION_NAMES, _attention_forward, _attention_backward)
 PACKED_ATTENTION = Differentiable(PACKED_NAMES, _packed_forward, _packed_backward)
-ADDITIVE_ATTENTION = _classic(
+ADDITIVE_ATTENTION = _recurrent(
     ADDITIVE, additive.additive_attention, recurrent_backward.additive_attention_backward
 )
-CONCAT_ATTENTION = _classic(
+CONCAT_ATTENTION = _recurrent(
     CONCAT, additive.concat_attention, recurrent_backward.concat_attention_backward
 )
-GENERAL_ATTENTION = _classic(
+GENERAL_ATTENTION = _recurrent(
     GENERAL, luong.general_attention, recurrent_backward.general_attention_backward
 )
-DOT_ATTENTION = _classic(DOT, luong.dot_attention, recurrent_backward.dot_attention_backward)
+DOT_ATTENTION = _recurrent(DOT, luong.dot_attention, recurrent_backward.dot_attention_backward)

@@ -310,7 +310,7 @@ def additive_attention(
         As in the function of attn_engine.
     """
     arrays = query, keys, W_a, U_a, v_a, values, bias, v_scale, location
-    return _classic(differentiable.ADDITIVE_ATTENTION, options, arrays)
+    return _recurrent(differentiable.ADDITIVE_ATTENTION, options, arrays)
 
 
 def concat_attention(
@@ -322,7 +322,7 @@ def concat_attention(
     **options: Any,
 ) -> ContextResult[torch.Tensor]:
     """Call `attn_engine.concat_attention` on tensors; see `additive_attention`."""
-    return _classic(differentiable.CONCAT_ATTENTION, options, (query, keys, W_c, v, values))
+    return _recurrent(differentiable.CONCAT_ATTENTION, options, (query, keys, W_c, v, values))
 
 
 def general_attention(
@@ -333,17 +333,17 @@ def general_attention(
     **options: Any,
 ) -> ContextResult[torch.Tensor]:
     """Call `attn_engine.general_attention` on tensors; see `additive_attention`."""
-    return _classic(differentiable.GENERAL_ATTENTION, options, (query, keys, W, values))
+    return _recurrent(differentiable.GENERAL_ATTENTION, options, (query, keys, W, values))
 
 
 def dot_attention(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor | None = None, **options: Any
 ) -> ContextResult[torch.Tensor]:
     """Call `attn_engine.dot_attention` on tensors; see `additive_attention`."""
-    return _classic(differentiable.DOT_ATTENTION, options, (query, keys, values))
+    return _recurrent(differentiable.DOT_ATTENTION, options, (query, keys, values))
 
 
-def _classic(
+def _recurrent(
     function: Differentiable, options: dict[str, Any], arrays: tuple
 ) -> ContextResult[torch.Tensor]:
     """Run an attention of recurrent networks, and return its context and weights."""

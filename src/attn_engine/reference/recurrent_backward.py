@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from . import recurrent as reference_classic
+from . import recurrent as reference_recurrent
 
 
 class AdditiveGradients(NamedTuple):
@@ -44,7 +44,7 @@ def additive_attention_backward(
 ):
     """Compute the gradient of sum(context * grad_context) + sum(weights * grad_weights)."""
     more = {"bias": bias, "v_scale": v_scale, "location": location, "num_heads": num_heads}
-    forward = reference_classic.additive_attention(
+    forward = reference_recurrent.additive_attention(
         query, keys, W_a, U_a, v_a, values, dtype=dtype, **more, **options
     )
     given = {"query": query, "keys": keys, "W_a": W_a, "U_a": U_a, "v_a": v_a, "values": values}
@@ -105,7 +105,7 @@ def general_attention_backward(
     **options,
 ):
     """Compute gradients like additive_attention_backward; W None is the dot score."""
-    forward = reference_classic.general_attention(
+    forward = reference_recurrent.general_attention(
         query, keys, W, values, num_heads=num_heads, dtype=dtype, **options
     )
     given = {"query": query, "keys": keys, "W": W, "values": values}
