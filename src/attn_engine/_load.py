@@ -1,11 +1,11 @@
-"""Loads the compiled core, and with it OpenMP's runtime, which reads its environment only then.
+"""Load the compiled core, and choose how long idle OpenMP threads wait before they sleep.
 
-After a call the threads of GCC's runtime stay awake for 300,000 turns, several ms, in case there is
-more to do. Meanwhile they keep a core from the threads of other libraries: where attention and
-NumPy's products take turns on as many threads as there are cores, both become many times slower.
-The number here is some 30 us of waiting, as long as it takes to wake a thread: calls that follow
-each other at once still find their threads awake, and neither way of waiting can cost much more
-than the other.
+OpenMP's runtime reads its environment variables only when it is loaded, so they are set around the
+import. After a call the threads of GCC's runtime wait awake for more work, by default for 300,000
+turns of a loop, several ms. Meanwhile they occupy cores that the threads of other libraries need:
+if attention and NumPy's products alternate on as many threads as there are cores, both become many
+times slower. 1000 turns take about 30 us, as long as waking a thread takes. So a call that follows
+at once still finds its threads awake, and waiting costs at most about as much as waking.
 """
 
 import os
@@ -15,11 +15,11 @@ __all__ = ["version"]
 _VARIABLE = "GOMP_SPINCOUNT"
 _TURNS = "1000"
 
-_is_chosen = _VARIABLE in os.environ or "OMP_WAIT_POLICY" in os.environ  # by whoever started us
-if not _is_chosen:
+_is_set = _VARIABLE in os.environ or "OMP_WAIT_POLICY" in os.environ  # by the user
+if not _is_set:
     os.environ[_VARIABLE] = _TURNS
 try:
     from ._core import version
 finally:
-    if not _is_chosen:
+    if not _is_set:
         del os.environ[_VARIABLE]

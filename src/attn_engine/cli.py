@@ -1,7 +1,7 @@
 """The ``attn-engine`` command.
 
-Exit codes: 0 all well, 1 a result was wrong or something failed, 2 a bad command line, file or
-variable.
+Exit codes: 0 success, 1 a wrong result or a failure, 2 an invalid command line, file or
+environment variable.
 """
 
 import argparse
@@ -58,21 +58,23 @@ def make_parser() -> Parser:
     """Make the parser of all commands and their options."""
     parser = Parser(
         prog="attn-engine",
-        description="Attention on CPUs: see what it does here.",
-        epilog="Exit codes: 0 all well, 1 a result was wrong or something failed, 2 a bad command "
-        "line, file or variable.",
+        description="Attention on CPUs: show its settings, try it, measure it, find wrong shapes.",
+        epilog="Exit codes: 0 success, 1 a wrong result or a failure, 2 an invalid command line, "
+        "file or environment variable.",
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(metavar="command", required=True)
-    info = commands.add_parser("info", help="what was built, detected and chosen")
+    info = commands.add_parser(
+        "info", help="how the package was built, and the instruction set and threads that it uses"
+    )
     info.add_argument("--json", action="store_true", help="print it as JSON")
     info.set_defaults(run=run_info)
     demo = commands.add_parser(
         "demo",
         help="attention on a sentence and on dates, then its speed; under a minute",
         description="Attention on a sentence step by step; dates translated by a recurrent network "
-        "with attention, and where it looked; then the speed of attention beside NumPy's formula "
-        "and torch, onnxruntime and OpenVINO where they are installed.",
+        "with attention, with the weights of each step; then the speed of attention compared with "
+        "NumPy, and with torch, onnxruntime and OpenVINO if they are installed.",
     )
     demo.add_argument(
         "dates",
@@ -81,23 +83,23 @@ def make_parser() -> Parser:
         help="in English: '3 May 98', '5/3/98' (month first), '3.5.98' (day first), ...",
     )
     demo.add_argument(
-        "--json", type=writable_file, metavar="FILE", help="write the results there too"
+        "--json", type=writable_file, metavar="FILE", help="also write the results to this file"
     )
     demo.add_argument("--quick", action="store_true", help="short lengths only")
     demo.add_argument(
-        "--threads", type=thread_count, metavar="N", help="default: what the library takes"
+        "--threads", type=thread_count, metavar="N", help="default: as many as the library uses"
     )
     demo.set_defaults(run=run_demo)
     add_bench(commands)
     report = commands.add_parser(
         "report",
-        help="result files as one page, with charts, and as Markdown and JSON",
-        description="Reports the first file and compares every other one with it: files of "
+        help="write result files as one page with charts, as Markdown and as JSON",
+        description="Report the first file and compare every other one with it: files of "
         "attn-engine bench, of benchmarks/peers.py or of pytest --benchmark-json.",
     )
     report.add_argument("results", type=Path, nargs="+", metavar="RESULTS.json")
     report.add_argument(
-        "--output", type=Path, metavar="DIR", help="default: where the first file is"
+        "--output", type=Path, metavar="DIR", help="default: the directory of the first file"
     )
     report.set_defaults(run=run_report)
     add_diagnose(commands)
@@ -110,9 +112,9 @@ def add_bench(commands) -> None:
 
     bench = commands.add_parser(
         "bench",
-        help="measure attention beside every other library that is installed",
-        description="Every result is checked before it is timed. An interrupted run goes on when "
-        f"the same command is given again. Suites: {', '.join(SUITES)}.",
+        help="measure attention, and compare it with every other library that is installed",
+        description="Every result is checked before it is timed. To continue an interrupted run, "
+        f"give the same command again. Suites: {', '.join(SUITES)}.",
     )
     bench.add_argument(
         "--suite",
@@ -123,7 +125,7 @@ def add_bench(commands) -> None:
         help="default: all of them",
     )
     bench.add_argument(
-        "--threads", type=thread_count, metavar="N", help="default: what the library takes"
+        "--threads", type=thread_count, metavar="N", help="default: as many as the library uses"
     )
     bench.add_argument(
         "--contenders",
@@ -131,9 +133,9 @@ def add_bench(commands) -> None:
         action="extend",
         default=[],
         metavar="NAME,...",
-        help="beside attn_engine; default: all installed. module:function is one of your own, the "
-        "current directory is searched too: function(case, inputs, threads) does what is done once "
-        "and returns the call to time, without arguments (docs/performance.md has an example)",
+        help="libraries to compare with; default: all installed. module:function is a function of "
+        "your own, also from the current directory: function(case, inputs, threads) does all "
+        "one-time work and returns the call to time, without arguments (example in docs/performance.md)",
     )
     bench.add_argument("--quick", action="store_true", help="fewer and shorter cases")
     bench.add_argument(
@@ -144,7 +146,9 @@ def add_bench(commands) -> None:
         help="for results.json and the report (default: %(default)s)",
     )
     bench.add_argument(
-        "--force", action="store_true", help="begin anew where the results of another run lie"
+        "--force",
+        action="store_true",
+        help="start again, and replace the results of an earlier run",
     )
     bench.add_argument("--json", action="store_true", help="print the results as JSON")
     bench.set_defaults(run=run_bench)
@@ -154,22 +158,20 @@ def add_diagnose(commands: Any) -> None:
     """Add ``attn-engine diagnose`` and its options."""
     command = commands.add_parser(
         "diagnose",
-        help="which tensor of a call has the wrong shape, the fix, and a test",
-        description="Says which tensor of a call has the wrong shape, what it should be, the fix "
+        help="find the tensor of a call that has the wrong shape, with a fix and a test",
+        description="Print which tensor of a call has the wrong shape, what it should be, the fix "
         "in one line, and a test to paste. Exit code 0 if all shapes fit, 1 if not, 2 if the call "
-        "has "
-        "another fault than a shape.",
+        "has an error that is not about a shape.",
     )
-    command.add_argument("--op", required=True, choices=list(OPERATIONS), help="the attention")
+    command.add_argument("--op", required=True, choices=list(OPERATIONS), help="the operation")
     command.add_argument(
         "arguments",
         nargs="+",
         type=assignment,
         metavar="NAME=VALUE",
-        help="for a tensor always its shape, however it is written: query=2,5,64, "
-        "query=2x5x64, 'query=[2, 5, 64]' or 'query=torch.Size([2, 5, 64])'; v_a=32 is (32,), and "
-        "so "
-        "is key_lengths=32. For an option its value: num_heads=8, enable_gqa=True, layout=bshd",
+        help="for a tensor, its shape, in one of these forms: query=2,5,64, query=2x5x64, "
+        "'query=[2, 5, 64]' or 'query=torch.Size([2, 5, 64])'; v_a=32 and key_lengths=32 are "
+        "(32,). For an option, its value: num_heads=8, enable_gqa=True, layout=bshd",
     )
     command.set_defaults(run=run_diagnose)
 
@@ -238,7 +240,7 @@ def run_bench(options: argparse.Namespace) -> int:
     try:
         result = session.run(on_comparison=print_comparison if lines else lambda *ignored: None)
     except KeyboardInterrupt:
-        return fail(f"interrupted; the same command goes on from {session.path}")
+        return fail(f"interrupted; to continue from {session.path}, give the same command again")
     results = load(session.path)
     written = write_reports([session.path], options.output)
     if options.json:
@@ -250,7 +252,7 @@ def run_bench(options: argparse.Namespace) -> int:
         print(f"{session.path} and {', '.join(path.name for path in written)} written")
     outcomes = [r for timed in results.timed for r in timed.comparison.results.values()]
     if any(result.status in ("wrong", "failed") for result in outcomes):
-        return fail(f"a contender was wrong or failed, see {written[0]}")
+        return fail(f"the result of a contender was wrong, or it failed; see {written[0]}")
     return 0
 
 

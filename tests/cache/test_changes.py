@@ -85,7 +85,7 @@ def test_shared_pages_are_stored_once_and_copied_when_written():
     assert used_pages(cache) == 5
     cache.reset()
     check_pages(pages_of(cache))
-    assert used_pages(cache) == 0 and pages_of(cache).room == 0
+    assert used_pages(cache) == 0 and pages_of(cache).free == 0
 
 
 def test_pages_are_found_as_tokens_arrive():
@@ -172,14 +172,14 @@ def test_a_reset_cache_is_a_new_one(form):
 
 
 def test_the_work_of_a_step_does_not_grow_with_the_capacity(monkeypatch):
-    """A step that finds room asks nothing of the table, which is as wide as what is held."""
+    """A step that needs no new page does not read the table, as wide as what is held."""
     cache = KVCache(1, 1, 4, 10**6, page_size=64)
     token = np.ones((1, 1, 1, 4), np.float32)
     cache.append(token, token)
     monkeypatch.setattr(Pages, "extended", None)  # is not called
     for _ in range(63):
         cache.append(token, token)
-    assert pages_of(cache).room == 0 and pages_of(cache).table.shape == (1, 1)
+    assert pages_of(cache).free == 0 and pages_of(cache).table.shape == (1, 1)
 
 
 def test_pages_never_change():

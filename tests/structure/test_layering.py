@@ -14,7 +14,7 @@ PACKAGE = ROOT / "src" / "attn_engine"
 CSRC = ROOT / "csrc"
 C_FILES = sorted(CSRC.glob("*/*.[ch]"))
 
-# Rooms from the ground up: each imports only from itself and from those before it.
+# Modules and packages from the lowest up: each imports only from itself and from those before it.
 LAYERS = [
     *("_core", "_load", "shapes", "inputs", "attributes", "viz", "results", "analysis", "config"),
     *(
@@ -51,8 +51,8 @@ OWNERS = {
 }
 KERNELS = sorted(path.name for path in CSRC.glob("kernels/*.c"))
 
-# Rooms of csrc/, and what a file of each may include of the others.
-C_ROOMS = {
+# Folders of csrc/, and what a file of each may include.
+C_FOLDERS = {
     "engine": {"engine/"},
     "vocabulary": {"vocabulary/", "engine/attn_engine.h", "engine/operands.h", "engine/watch.h"},
     "kernels": {
@@ -70,7 +70,7 @@ def code(path):
 
 
 def imports(path):
-    """Rooms of the package that a module imports from, wherever it does."""
+    """Top-level modules and packages that a module imports from, anywhere in its source."""
     found, here = set(), path.relative_to(PACKAGE).parts[:-1]
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom):
@@ -126,15 +126,15 @@ def test_c_features_stay_with_their_owner(pattern):
 
 
 def test_every_c_file_is_in_a_known_folder():
-    assert {path.name for path in CSRC.iterdir()} == {*C_ROOMS, "README.md"}
-    assert {path.parent.name for path in C_FILES} == set(C_ROOMS)
+    assert {path.name for path in CSRC.iterdir()} == {*C_FOLDERS, "README.md"}
+    assert {path.parent.name for path in C_FILES} == set(C_FOLDERS)
 
 
-@pytest.mark.parametrize("room", C_ROOMS)
-def test_c_includes_run_one_way(room):
+@pytest.mark.parametrize("folder", C_FOLDERS)
+def test_c_includes_run_one_way(folder):
     """The engine sees no numbers, kernels see no threads, the vocabulary sees no plan."""
-    for path in CSRC.glob(f"{room}/*.[ch]"):
-        may = set(C_ROOMS[room])
+    for path in CSRC.glob(f"{folder}/*.[ch]"):
+        may = set(C_FOLDERS[folder])
         if path.name in KNOW_THE_PLAN:
             may.add("engine/internal.h")
         for included in re.findall(r'#include "([^"]+)"', code(path)):

@@ -118,7 +118,7 @@ def test_of_two_runs_into_one_folder_the_second_is_refused(team, tmp_path, capsy
 
 
 def test_a_run_without_results_does_not_block_the_folder(team, tmp_path, monkeypatch):
-    with pytest.raises(BadInput, match="is not there"):
+    with pytest.raises(BadInput, match="is not available"):
         run(Settings(("causal",), 4, ("no_such_library:call",), True), tmp_path)
     assert run(ALL, tmp_path)["finished"]
 
@@ -184,7 +184,7 @@ def test_force_begins_anew_but_overwrites_no_other_file(team, tmp_path, capsys):
     capsys.readouterr()
     for suite in ("causal", "lengths"):  # the same command, and another one
         assert cli.main([*command, suite]) == 2
-        assert "--force begins anew, another --output keeps it" in capsys.readouterr().err
+        assert "--force starts again, another --output keeps it" in capsys.readouterr().err
     assert cli.main([*command, "lengths", "--force"]) == 0
     assert json.loads((tmp_path / FILE).read_text())["settings"]["suites"] == ["lengths"]
     (tmp_path / FILE).write_text('{"mine": 1}')
@@ -198,7 +198,7 @@ def test_force_begins_anew_but_overwrites_no_other_file(team, tmp_path, capsys):
         (["--suite", "lengths,nonsense"], "nonsense"),
         (["--suite", "nonsense", "--suite", "lengths"], "nonsense"),
         (["--contenders", "torhc"], "torhc"),
-        (["--contenders", "no_such_library:call"], "no_such_library:call is not there"),
+        (["--contenders", "no_such_library:call"], "no_such_library:call is not available"),
         (["--output", "file/below"], "cannot be written"),
         (["--output", "broken"], "not valid JSON"),
     ],
@@ -247,7 +247,7 @@ def test_ctrl_c_says_how_to_go_on(team, tmp_path, monkeypatch, capsys, at):
     monkeypatch.setattr(team, "interrupt_at", at)
     command = ["bench", "--quick", "--suite", "causal", "--output", str(tmp_path)]
     assert cli.main(command) == 1
-    assert f"goes on from {tmp_path / FILE}" in capsys.readouterr().err
+    assert f"to continue from {tmp_path / FILE}" in capsys.readouterr().err
     assert (tmp_path / FILE).exists()
     monkeypatch.setattr(team, "interrupt_at", None)
     assert cli.main([*command, "--contenders", "torch"]) == (2 if at == "causal_512_d64" else 0)

@@ -124,7 +124,7 @@ def test_days_that_do_not_exist_are_read_number_by_number_and_refused(example, n
     assert share_right(readings, pairs) >= 0.99
     for reading, (_, iso) in zip(readings, pairs, strict=True):
         if reading.iso == iso:
-            with pytest.raises(dates.NotADate, match=f"{iso}, is in no calendar"):
+            with pytest.raises(dates.NotADate, match=f"{iso}, is not a day of the calendar"):
                 dates.check(reading)
 
 
@@ -141,11 +141,11 @@ def test_other_texts_are_told_from_dates(example, network):
         ("3 May 1998 " * 9, "is too long"),
         ("3 Mäi 1998", "has 'ä'"),
         ("3 May\x00 1998", "has '\\x00'"),
-        ("3 May", "is no date"),
-        ("hello", "is no date"),
-        ("31 Feb 1998", "1998-02-31, is in no calendar: day"),
-        ("29 Feb 1999", "1999-02-29, is in no calendar: day"),
-        ("13/5/98", "1998-13-05, is in no calendar: month"),
+        ("3 May", "is not a date"),
+        ("hello", "is not a date"),
+        ("31 Feb 1998", "1998-02-31, is not a day of the calendar: day"),
+        ("29 Feb 1999", "1999-02-29, is not a day of the calendar: day"),
+        ("13/5/98", "1998-13-05, is not a day of the calendar: month"),
     ],
 )
 def test_what_is_no_date_is_one_line_and_exit_code_2(text, words, capsys):

@@ -69,7 +69,7 @@ def test_a_report_is_no_result_and_says_what_is(fake, tmp_path, capsys):
     results = fake(suites=("causal",))
     data = write_reports([results], tmp_path)[2]
     assert cli.main(["report", str(data)]) == 2
-    assert f"pass the results.json that it was made of, {results}" in capsys.readouterr().err
+    assert f"pass the results.json that it was made from, {results}" in capsys.readouterr().err
 
 
 # ---- two files

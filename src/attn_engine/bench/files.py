@@ -69,7 +69,7 @@ def held(folder: Path) -> Iterator[None]:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         os.close(lock)
-        way_out = "wait for its end or take another --output"
+        way_out = "wait for its end or choose another --output"
         raise BadInput(f"{folder} is in use by another run; {way_out}") from error
     except OSError:
         pass  # some file systems have no locks

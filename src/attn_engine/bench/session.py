@@ -98,12 +98,12 @@ class Session:
     def _found(self) -> dict:
         """Return the unfinished result in the file, or this session's if the file has none."""
         found = read_json(self.path)
-        way_out = "take another --output or remove the file"
+        way_out = "choose another --output or remove the file"
         if not isinstance(found, dict) or found.get("kind") != KIND:
             raise BadInput(f"{self.path} is not a result of attn-engine bench; {way_out}")
         if self.force or found.get("runs") == []:
             return self.result
-        way_out = "--force begins anew, another --output keeps it"
+        way_out = "--force starts again, another --output keeps it"
         if found.get("finished"):
             raise BadInput(f"{self.path} holds a finished run; {way_out}")
         if found.get("settings") != self.settings.as_dict():
@@ -168,7 +168,7 @@ class Session:
         """Time the cases of one number of threads, after the machine's limits and the A/A run."""
         if self._run_of(threads) is not None and not self._to_do(threads):
             return
-        step(f"libraries start, threads: {threads}", 0)
+        step(f"starting libraries, threads: {threads}", 0)
         say, seconds = partial(step, advance=0), self.settings.seconds
         with Team((*self.settings.names, TWIN), threads) as team:
             run = self._begin(team, step)
@@ -190,20 +190,22 @@ class Session:
         """Return the run of that many threads, from the file or with its first measurements."""
         for name in self.settings.contenders:
             if name in team.missing:
-                why, way_out = f"{name} is not there ({team.missing[name]})", "install it"
+                why, way_out = f"{name} is not available ({team.missing[name]})", "install it"
                 if ":" in name:
                     way_out = "it is a function of (case, inputs, threads) that returns a call"
                 raise BadInput(f"{why}; {way_out}, or leave it out of --contenders")
         versions = {name: version for name, version in team.versions.items() if name != TWIN}
         if (run := self._run_of(team.threads)) is not None:
             if run["versions"] != versions:
-                raise BadInput(f"{self.path} was begun with other versions; take another --output")
+                raise BadInput(
+                    f"{self.path} was begun with other versions; choose another --output"
+                )
             return run
         run = report(team, [], self.result["command"]) | {"versions": versions}
-        step("what the machine can do", 0)
+        step("measuring the machine", 0)
         run["product"] = asdict(team.limit())
         run["reads"] = [{"bytes": n} | asdict(team.read_limit(n)) for n in READS]
-        step("attn_engine against itself", 0)
+        step("measuring the noise: attn_engine against itself", 0)
         pair, seconds = (ENGINE, TWIN), self.settings.seconds
         noise = [team.compare(case, seconds, names=pair) for case in NOISE]
         run["noise"] = [comparison.as_dict() for comparison in noise]

@@ -58,7 +58,7 @@ class Worker:
     def measure(self, seconds: float) -> dict:
         """Return the median seconds of one call of the prepared case."""
         if self.call is None:
-            raise RuntimeError("nothing right is prepared")
+            raise RuntimeError("no case with a right result is prepared")
         return {"seconds": median_seconds(self.call, seconds)}
 
     def product(self) -> dict:

@@ -192,7 +192,7 @@ class KVCache:
         threads = config.resolve_threads(num_threads)
         settings, (pages, pools) = self._settings, self._state
         if (
-            pages.room
+            pages.free
             and lengths is None
             and type(key) is _ndarray
             and type(value) is _ndarray

@@ -95,6 +95,6 @@ def _tiled(tokens: int) -> int:
 def _aligned(shape: Shape, dtype: np.dtype) -> np.ndarray:
     """Return uninitialised memory that begins at a cache line."""
     size = prod(shape) * dtype.itemsize
-    room = np.empty(size + _LINE, np.uint8)
-    first = -room.__array_interface__["data"][0] % _LINE
-    return room[first : first + size].view(dtype).reshape(shape)
+    memory = np.empty(size + _LINE, np.uint8)
+    first = -memory.__array_interface__["data"][0] % _LINE
+    return memory[first : first + size].view(dtype).reshape(shape)

@@ -16,7 +16,7 @@ class Pages(NamedTuple):
     to it; ``owners`` counts the entries of each page. A full row of `columns` pages drops its
     oldest page for a new one.
 
-    Three numbers serve the fast path: `longest`, the most tokens that an entry holds; `room`, the
+    Three numbers serve the fast path: `longest`, the most tokens that an entry holds; `free`, the
     number of tokens that every entry can take before it needs a page or reaches the capacity;
     `least_left`, the fewest tokens held by an entry that has dropped some.
     """
@@ -30,7 +30,7 @@ class Pages(NamedTuple):
     starts: np.ndarray
     ends: np.ndarray
     longest: int
-    room: int
+    free: int
     least_left: int
 
     def lengths(self) -> np.ndarray:
@@ -42,8 +42,8 @@ class Pages(NamedTuple):
         return -(-self.ends // self.size)
 
     def with_one(self) -> "Pages":
-        """Return the table with one more token in every entry; `room` must not be 0."""
-        tokens = (self.ends + self.one_each, self.longest + 1, self.room - 1, self.least_left + 1)
+        """Return the table with one more token in every entry; `free` must not be 0."""
+        tokens = (self.ends + self.one_each, self.longest + 1, self.free - 1, self.least_left + 1)
         return new_tuple(Pages, self[:7] + tokens)
 
     def extended(
@@ -114,11 +114,11 @@ class Pages(NamedTuple):
         pages = self._replace(table=table, starts=starts, ends=ends, owners=owners)
         # Lists are faster than NumPy's reductions unless there are very many entries.
         longest = max(ends.tolist())
-        room = np.where(pages._ends_in_shared(), 0, -ends % self.size)
+        free = np.where(pages._ends_in_shared(), 0, -ends % self.size)
         left = np.where(starts > 0, ends, 2 * UNBOUNDED)
         return pages._replace(
             longest=longest,
-            room=min(*room.tolist(), self.capacity - longest),
+            free=min(*free.tolist(), self.capacity - longest),
             least_left=min(left.tolist()),
         )
 

@@ -164,11 +164,15 @@ class Network:
 def check(reading: Reading) -> None:
     """Raise NotADate if the answer is not a day of the calendar."""
     if not re.fullmatch(r"\d{4}-\d{2}-\d{2}", reading.iso):
-        raise NotADate(f"{reading.text!r} is no date, or in a form that the network does not know")
+        raise NotADate(
+            f"{reading.text!r} is not a date, or in a form that the network does not know"
+        )
     try:
         datetime.date.fromisoformat(reading.iso)
     except ValueError as error:
-        raise NotADate(f"{reading.text!r}, or {reading.iso}, is in no calendar: {error}") from None
+        raise NotADate(
+            f"{reading.text!r}, read as {reading.iso}, is not a day of the calendar: {error}"
+        ) from None
 
 
 def print_readings(readings: Sequence[Reading]) -> None:

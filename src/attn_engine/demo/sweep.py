@@ -68,7 +68,7 @@ def print_sweep(team: Team, comparisons: list[Comparison], lines: list[str]) -> 
         cells = (f"{_cell(comparison, name):>15}" for name in names)
         print(f"{comparison.case.n_q:>5}" + "".join(cells))
     for name, reason in team.missing.items():
-        print(f"{name} is not there: {reason}")
+        print(f"{name} is not installed: {reason}")
     for line in lines:
         print(line)
     if busy := disturbed(comparisons):

@@ -49,12 +49,14 @@ def gradients(call: CheckedBackward) -> AttentionGradients:
     wanted = {name: inputs[name] for name in NAMES if name in call.needs and name in inputs}
     result = dict.fromkeys(NAMES)
     if wanted:
-        room = {name: np.zeros(x.shape, forward.compute) for name, x in wanted.items()}
+        zeros = {name: np.zeros(x.shape, forward.compute) for name, x in wanted.items()}
         sums = Sums(_parts(lse, call.given.grad_weights), np.zeros(lse.shape, forward.compute))
         batch = call_batch(forward)
-        backward(_core_forward(forward), _core_given(call.given, batch), sums, _room(room, batch))
+        backward(
+            _core_forward(forward), _core_given(call.given, batch), sums, _as_wanted(zeros, batch)
+        )
         _check_row_sums(sums.rows, lse)
-        result |= {name: rounded_to(room[name], native(x.dtype)) for name, x in wanted.items()}
+        result |= {name: rounded_to(zeros[name], native(x.dtype)) for name, x in wanted.items()}
     return AttentionGradients(**result)
 
 
@@ -97,7 +99,7 @@ def _parts(lse: np.ndarray, grad_weights: np.ndarray | None) -> np.ndarray | Non
     )
 
 
-def _room(gradients: dict[str, np.ndarray], batch: Shape) -> Wanted:
+def _as_wanted(gradients: dict[str, np.ndarray], batch: Shape) -> Wanted:
     """Return the gradients in the shapes that the core expects."""
     query, key, value = (None if x is None else flat(x, 3) for x in map(gradients.get, NAMES[:3]))
     mask = offsets = None

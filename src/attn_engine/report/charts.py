@@ -195,7 +195,7 @@ def errors(results: Results) -> list[str]:
         return []
     plot = svg.plot(
         series,
-        "Error beside speed, float32",
+        "Error against speed, float32",
         "every case; right is faster, lower is more exact",
         "speed, the fastest of the case = 1",
         "largest error / largest value",

@@ -87,12 +87,12 @@ def load(path: Path) -> Results:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         what = f"{type(error).__name__}: {error}"
-        raise BadInput(f"{path} has the start of a result file, but is none ({what})") from error
+        raise BadInput(f"{path} begins like a result file, but is not valid ({what})") from error
     if isinstance(data, dict) and "summary" in data and "compared" in data:
-        made_of = f"results.json that it was made of, {data.get('file')}"
-        raise BadInput(f"{path} is a report of attn-engine, not its results; pass the {made_of}")
+        made_of = f"results.json that it was made from, {data.get('file')}"
+        raise BadInput(f"{path} is a report of attn-engine, not a result file; pass the {made_of}")
     raise BadInput(
-        f"{path} is no result of attn-engine bench, benchmarks/peers.py or pytest-benchmark"
+        f"{path} is not a result file of attn-engine bench, benchmarks/peers.py or pytest-benchmark"
     )
 
 
@@ -215,14 +215,16 @@ def _number(*values: float | None, above: bool = False) -> None:
             continue
         known = isinstance(value, int | float) and 0 <= value <= LARGEST
         if not known or (above and value < 1 / LARGEST):
-            raise ValueError(f"{value!r:.40} is no number {'above 0' if above else 'from 0 on'}")
+            raise ValueError(
+                f"{value!r:.40} is not a number {'above 0' if above else 'of at least 0'}"
+            )
 
 
 def _text(*values: str) -> None:
     """Raise TypeError unless values are strings."""
     for value in values:
         if not isinstance(value, str):
-            raise TypeError(f"{value!r} is no text")
+            raise TypeError(f"{value!r} is not a text")
 
 
 def _suite_of(comparison: Comparison) -> str:

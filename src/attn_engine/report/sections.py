@@ -44,10 +44,10 @@ def sections(results: Results, others: Sequence[Results]) -> list[Section]:
     found += [comparison_with(results, other) for other in others]
     found += [
         Section("Throughput against length", charts=charts.throughput(results)),
-        _drawn("Beside the machine's own rates", ROOFLINE, charts.roofline(results)),
+        _drawn("Compared with the machine's limits", ROOFLINE, charts.roofline(results)),
         Section("Scaling by threads", charts=charts.scaling(results)),
         _drawn("Memory against length", MEMORY, charts.memory(results), memory(results)),
-        _drawn("Error beside speed", ERRORS, charts.errors(results), contenders(results)),
+        _drawn("Error against speed", ERRORS, charts.errors(results), contenders(results)),
         every_case(results),
         failures(results),
         machine(results),
@@ -63,18 +63,17 @@ def _drawn(title: str, text: str, drawn: Sequence[str], table: Table | None = No
 BUSY = 0.1  # the noise floor of a machine that runs other programs too
 ROOFLINE = (
     "The lines were measured in this run, before the cases: the best of several 2048³ float32 "
-    "matrix "
-    "products, and reading buffers of two sizes over and over. They are what the machine did then, "
-    "not the most that it can do: points may lie above them, on a busy machine, or where data stay "
-    "in a faster cache."
+    "matrix products, and reading buffers of two sizes repeatedly. They are what the machine "
+    "reached then, not the most that it can do: points may lie above them on a busy machine, or if "
+    "data stay in a faster cache."
 )
 MEMORY = (
     "What setting up and one call add at their peak, measured in a fresh process for each "
     "contender."
 )
 ERRORS = (
-    "Error: the largest of sampled rows against float64, over the largest right value. Speed: "
-    "geometric mean over the cases that both were timed on."
+    "Error: the largest difference from float64 in sampled rows, divided by the largest right "
+    "value. Speed: geometric mean over the cases for which both were timed."
 )
 
 
@@ -83,24 +82,25 @@ def first_words(results: Results) -> list[str]:
     facts = summary(results)
     lines = []
     if not results.finished:
-        lines.append("The run was interrupted: what follows is what it had done by then.")
+        lines.append("The run was interrupted; this report has the results until then.")
     if facts["ratios"]:
         lines.append(
             f"attn_engine is faster than every other contender in {facts['won']} of "
             f"{facts['ratios']} cases, slower than the best in {facts['lost']}; {facts['tied']} "
-            "are "
-            f"ties. The best other one takes {times(facts['mean_ratio'])} times as long in the "
-            f"geometric mean, {times(facts['smallest_ratio'])} times in the worst case."
+            f"are ties. The best other contender takes {times(facts['mean_ratio'])} times as long "
+            f"in the geometric mean, {times(facts['smallest_ratio'])} times in the worst case."
         )
     elif facts["cases"]:
-        lines.append(f"{facts['cases']} cases; in none is attn_engine beside another contender.")
+        lines.append(
+            f"{facts['cases']} cases; none has times of both attn_engine and another contender."
+        )
     if results.noise is not None:
         lines.append(
-            f"Noise floor: attn_engine against itself differed by up to {results.noise:.1%} (A/A "
-            "run of three cases); smaller differences say nothing and are called ties."
+            f"Noise floor: attn_engine against itself differed by up to {results.noise:.1%} (three "
+            "cases, each timed twice); smaller differences mean nothing and are called ties."
         )
     if (results.noise or 0) > BUSY:
-        lines.append("That is a lot: the machine was busy. Measure again when nothing else runs.")
+        lines.append("That is much: the machine was busy. Measure again when nothing else runs.")
     where = [str(results.machine.get("cpu", "unknown CPU")), results.date[:10]]
     if results.threads:  # a file of pytest-benchmark may lack it
         where.insert(1, charts.threads(results.threads))
@@ -118,8 +118,10 @@ def lost(results: Results) -> Section:
             rows.append([timed.case.name, str(timed.threads), *both, times(comparison.ratio)])
     heads = ["case", "threads", ENGINE, "best peer", "its time", "ratio"]
     if rows:
-        return Section("Cases that we lose", table=table_of(heads, rows))
-    return Section("Cases that we lose", ["None of these."] if summary(results)["ratios"] else [])
+        return Section("Cases where another contender is faster", table=table_of(heads, rows))
+    return Section(
+        "Cases where another contender is faster", ["None."] if summary(results)["ratios"] else []
+    )
 
 
 def contenders(results: Results) -> Table | None:
@@ -166,8 +168,8 @@ def every_case(results: Results) -> Section:
         text.append("Ratio: the best peer's time over attn_engine's.")
     if table and "of peak" in table.heads:
         text.append(
-            "Of peak: attn_engine's share of the best "
-            "rate seen in this run, of a matrix product or, where there is one query, of reading "
+            "Of peak: attn_engine's rate divided by the best "
+            "rate measured in this run, of a matrix product or, for one query, of reading "
             "as "
             "many bytes as keys and values have; above 100 % where the machine was slower then."
         )
@@ -234,15 +236,15 @@ def comparison_with(results: Results, other: Results) -> Section:
         "above 1, the second is faster. The median is that of all turns of a case; other tables "
         "have "
         f"{results.statistic}. "
-        "Intervals (at least 9 times of 10 right) hold what varies within a run; what "
-        "differs between two runs shows in contenders whose version did not change. "
-        "No difference seen: the interval holds 1, or the medians differ by no more than the noise "
-        f"floor, {noise_floor(results, other):.1%}, the larger one of the two files."
+        "Intervals (right in at least 9 of 10 cases) cover what varies within a run. What varies "
+        "between two runs shows in contenders whose version did not change. "
+        "No difference seen: the interval contains 1, or the medians differ by no more than the "
+        f"noise floor, {noise_floor(results, other):.1%}, the larger one of the two files."
     )
     mean = (
         f"Geometric means: {', '.join(means)}."
         if means
-        else "They have no case with as many threads in common."
+        else "They have no case with the same number of threads in common."
     )
     table = table_of(heads, rows)
     text = [what_differs(results, other), what, mean]
@@ -254,7 +256,7 @@ def what_differs(results: Results, other: Results) -> str:
     found = [f"{w}: {one}, then {two}" for w, (one, two) in differences(results, other).items()]
     if not found:
         return "Machine, threads and versions are the same in both files."
-    return f"NOT THE SAME in both files, and ratios show that too: {'; '.join(found)}."
+    return f"NOT THE SAME in both files, which affects the ratios: {'; '.join(found)}."
 
 
 def machine(results: Results) -> Section:
@@ -267,7 +269,7 @@ def machine(results: Results) -> Section:
         *map(list, known.items()),
         ["waiting threads", ", ".join(f"{name} {value}" for name, value in policy.items())],
         ["versions", ", ".join(f"{name} {version}" for name, version in results.versions.items())],
-        ["not there", ", ".join(results.missing)],
+        ["not installed", ", ".join(results.missing)],
         ["noise floor", "" if results.noise is None else f"{results.noise:.1%}"],
         ["date", results.date],
     ]
@@ -277,4 +279,4 @@ def machine(results: Results) -> Section:
     for read in results.reads:
         rows.append([f"reading {charts.size(read['bytes'])}", f"{read['rate'] / 1e9:.1f} GB/s"])
     table = Table(["what", "value"], [row for row in rows if row[1]])
-    return Section("Machine, and how to repeat this", table=table, code=[results.command])
+    return Section("Machine, and how to repeat the run", table=table, code=[results.command])

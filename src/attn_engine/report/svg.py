@@ -195,11 +195,11 @@ def number(value: float) -> str:
     return f"{value:.4g}" if value >= 0.01 or not value else f"{value:.3g}".replace("e-0", "e-")
 
 
-def _axis(values: Sequence[float], first: float, last: float, log: bool, room: float) -> Axis:
+def _axis(values: Sequence[float], first: float, last: float, log: bool, margin: float) -> Axis:
     """Make an axis from the smallest value, or from 0, to the largest, with some space above."""
-    low, high = (min(values), max(values) * room) if log else (0.0, max(values) * room)
-    if log and room > 1:
-        low /= room
+    low, high = (min(values), max(values) * margin) if log else (0.0, max(values) * margin)
+    if log and margin > 1:
+        low /= margin
     if low == high:
         low, high = low / 2, high * 2
     return Axis(low, high, first, last, log)

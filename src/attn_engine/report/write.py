@@ -13,7 +13,7 @@ from .load import Results, load
 from .sections import Section, sections, summary
 from .tables import plain
 
-TITLE = "Attention on CPUs: attn_engine beside others"
+TITLE = "Attention on CPUs: attn_engine and other libraries"
 
 
 def write_reports(paths: Sequence[Path], folder: Path) -> list[Path]:

@@ -116,15 +116,15 @@ def to_text(
     return "\n".join(line.rstrip() for line in lines[:-1])
 
 
-def _layout(keys: list[str], room: int) -> tuple[list[list[str]], list[int], list[range]]:
+def _layout(keys: list[str], width: int) -> tuple[list[list[str]], list[int], list[range]]:
     """Return the lines of labels above the keys, each key's columns, and the keys of each block."""
     widths = [max(columns(key), LEAST_CELL) + GAP for key in keys]
-    if sum(widths) <= room:
+    if sum(widths) <= width:
         return [keys], widths, [range(len(keys))]
     downwards = [clusters(key)[:TALLEST_HEAD] for key in keys]
     height = max(map(len, downwards))
     heads = [[""] * (height - len(d)) + d for d in downwards]
-    step = max(room // NARROW, 1)
+    step = max(width // NARROW, 1)
     blocks = [range(i, min(i + step, len(keys))) for i in range(0, len(keys), step)]
     return [list(line) for line in zip(*heads, strict=True)], [NARROW] * len(keys), blocks
 
