@@ -135,7 +135,8 @@ def add_bench(commands) -> None:
         metavar="NAME,...",
         help="libraries to compare with; default: all installed. module:function is a function of "
         "your own, also from the current directory: function(case, inputs, threads) does all "
-        "one-time work and returns the call to time, without arguments (example in docs/performance.md)",
+        "one-time work and returns the call to time, without arguments (docs/performance.md has an "
+        "example)",
     )
     bench.add_argument("--quick", action="store_true", help="fewer and shorter cases")
     bench.add_argument(

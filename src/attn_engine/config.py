@@ -45,7 +45,7 @@ def set_num_threads(num_threads: int | None) -> None:
     ValueError
         The number is not positive, or None restores a variable that is not a positive number.
     TypeError
-        It is not an integer.
+        An argument has a wrong type.
 
     Notes
     -----
@@ -93,7 +93,7 @@ def set_isa(name: str | None) -> None:
         The tier is unknown, not part of this build or not supported by this CPU; there is no
         fallback.
     TypeError
-        `name` is not a string.
+        An argument has a wrong type.
     """
     global _isa_reason
     if name is None:

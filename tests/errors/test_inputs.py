@@ -323,8 +323,8 @@ def test_axes_to_drop_are_told_beside_the_names_of_all_others(function, argument
     with pytest.raises(attn_engine.ShapeError) as error:
         function(*arrays)
     assert error.value.fix == f"use {fix}"
-    mended = eval(fix.partition(" if ")[0], {fix.partition(".")[0]: arrays[-1]})
-    function(*arrays[:-1], mended)
+    fixed = eval(fix.partition(" if ")[0], {fix.partition(".")[0]: arrays[-1]})
+    function(*arrays[:-1], fixed)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ from support.oracle import assert_same_bits
 
 from attn_engine import MultiheadAttention, scaled_dot_product_attention
 from attn_engine.linear import project_inputs
-from attn_engine.multihead.checks import check_inputs, engine_masks
+from attn_engine.multihead.checks import check_inputs, check_masks
+from attn_engine.multihead.prepare import engine_masks
 
 # Of results of size 1 or so, after products with sums of a dozen terms.
 TOLERANCE = {"float64": 1e-12, "float32": 1e-5, "float16": 3e-3, "bfloat16": 2e-2}
@@ -233,10 +234,11 @@ def test_masks_are_not_expanded():
     trailing, scattered = np.arange(16) >= np.arange(8)[:, None], np.eye(8, 16, dtype=bool)
     later = np.broadcast_to(~np.tri(16, dtype=bool), (8 * 4, 16, 16))
     for padding, name in ((trailing, "key_lengths"), (scattered, "segment_ids")):
-        options = engine_masks(padding, later, False, inputs, 4, 0, x.dtype)
+        options = engine_masks(*check_masks(padding, later, inputs, 4), False, inputs, 0, x.dtype)
         assert set(options) == {"is_causal", "attn_mask", name}
         assert options["attn_mask"].size == 16 * 16
-    options = engine_masks(np.ones((8, 16)), None, False, inputs, 4, 0, x.dtype)
+    masks = check_masks(np.ones((8, 16)), None, inputs, 4)
+    options = engine_masks(*masks, False, inputs, 0, x.dtype)
     assert options["attn_mask"].size == 8 * 16
 
 

@@ -118,17 +118,17 @@ def test_every_one_of_several_fixes_makes_the_call_run():
         fixes = error.fix.split(", or ")
         are_uses = len(fixes) > 1 and all(fix.startswith("use ") for fix in fixes)
         for fix in fixes if are_uses else ():
-            mended = dict(broken)
+            fixed = dict(broken)
             steps, _, _ = fix.removeprefix("use ").partition(" if ")
             for step in re.split(r" and |, (?=\w+\.)", steps):
                 if step.startswith("pass "):
-                    mended |= eval(f"dict({step.removeprefix('pass ')})")
+                    fixed |= eval(f"dict({step.removeprefix('pass ')})")
                 elif step.startswith("enable_gqa"):
-                    mended["enable_gqa"] = True
+                    fixed["enable_gqa"] = True
                 else:
                     name = next(name for name in broken if re.search(rf"\b{name}\b", step))
-                    mended[name] = eval(step, {"np": np} | broken)
-            call(operation, mended)
+                    fixed[name] = eval(step, {"np": np} | broken)
+            call(operation, fixed)
             checked += 1
     assert checked >= 6
 

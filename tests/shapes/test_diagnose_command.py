@@ -49,7 +49,7 @@ def test_help_says_how_to_give_shapes_and_options_and_what_exit_codes_mean(capsy
     with pytest.raises(SystemExit):
         cli.main(["diagnose", "--help"])
     text = " ".join(capsys.readouterr().out.split())
-    assert "v_a=32 is (32,)" in text and "num_heads=8" in text
+    assert "v_a=32 and key_lengths=32 are (32,)" in text and "num_heads=8" in text
     assert "Exit code 0 if all shapes fit, 1 if not, 2 if" in text
 
 

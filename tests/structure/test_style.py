@@ -123,7 +123,7 @@ def formatted(text, name):
 
 
 @pytest.mark.parametrize("path", C_FILES, ids=of)
-def test_the_c_formatter_mends_every_line(path):
+def test_the_c_formatter_formats_every_line(path):
     """Formatting puts a file right in which every semicolon outside of comments is out of place."""
     text = path.read_text()
     comments = r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"'

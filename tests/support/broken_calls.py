@@ -97,17 +97,17 @@ def shape_of(arguments, tensor):
 
 def with_changes(arguments, error):
     """Return the broken arguments after executing the fix."""
-    mended = dict(arguments)
+    fixed = dict(arguments)
     for name, expression in error.code.items():
         name, _, index = name.partition("[")
         value = eval(expression, {"np": np} | arguments)
         if index:
-            several = list(mended[name])
+            several = list(fixed[name])
             several[int(index[0])] = value
             value = SEVERAL[name](several)
-        mended[name] = value
+        fixed[name] = value
     options = {n: v for n, v in error.changes.items() if not isinstance(v, tuple)}
-    return {n: x for n, x in (mended | options).items() if x is not None or n in needed(arguments)}
+    return {n: x for n, x in (fixed | options).items() if x is not None or n in needed(arguments)}
 
 
 def arrays_in(result):

@@ -56,7 +56,7 @@ def total_variation(p: ArrayLike, q: ArrayLike) -> np.ndarray:
     ValueError
         A row does not sum to 1, or the shapes differ.
     TypeError
-        An argument is not made of numbers.
+        An argument has a wrong type.
 
     References
     ----------

@@ -78,7 +78,7 @@ def top_k(weights: ArrayLike, k: int) -> TopKeys:
     ValueError
         A row does not sum to 1, or `k` is out of range.
     TypeError
-        `k` is not an integer.
+        An argument has a wrong type.
 
     Examples
     --------
@@ -157,7 +157,7 @@ def rollout(weights: ArrayLike, *, residual: float = 0.5) -> np.ndarray:
     ValueError
         A row does not sum to 1, a shape is wrong, or `residual` is out of range.
     TypeError
-        `residual` is not a number.
+        An argument has a wrong type.
 
     Notes
     -----

@@ -359,7 +359,7 @@ class KVCache:
         ValueError
             A shape or a value is wrong.
         TypeError
-            The numbers are not integers.
+            An argument has a wrong type.
         """
         pages, pools = self._state
         kept = checks.check_kept(self._settings, pages, lengths)
@@ -385,7 +385,7 @@ class KVCache:
         ValueError
             A shape or a value is wrong.
         TypeError
-            The numbers are not integers.
+            An argument has a wrong type.
         """
         pages, pools = self._state
         index = checks.check_order(self._settings, batch_index)

@@ -21,7 +21,7 @@ from ..dot_product import backward_checks
 from ..dot_product.attention import scaled_dot_product_attention
 from ..dot_product.merge import check_parts
 from ..dot_product.varlen import scaled_dot_product_attention_varlen
-from ..inputs.arrays import as_array, compute_type, native
+from ..inputs.arrays import as_array, native
 from ..inputs.attention_options import AttentionOptions
 from ..inputs.call import CheckedCall
 from ..inputs.options import check_flag, check_layout, check_share
@@ -183,7 +183,7 @@ def multihead(layer: MultiheadAttention | None = None, **arguments: Any) -> Resu
     tensors = (call[name] for name in ("query", "key", "value"))
     masks = {name: call.get(name) for name in ("key_padding_mask", "attn_mask")}
     inputs = check_inputs(*tensors, settings.dtype, features, settings.batch_first, **masks)
-    check_masks(*masks.values(), inputs, settings.num_heads, compute_type(settings.dtype))
+    check_masks(*masks.values(), inputs, settings.num_heads)
     batch, n_q, n_kv = inputs.scores
     if not inputs.batched:
         return {

@@ -45,7 +45,7 @@ def merge_attention(
     ValueError
         There are no parts, more outputs than lses or fewer, shapes differ, or an lse is +inf.
     TypeError
-        An array has a wrong type.
+        An argument has a wrong type.
 
     Notes
     -----

@@ -1,15 +1,13 @@
-"""Checks of the inputs and masks of `MultiheadAttention`, and conversion of its masks.
+"""Check the inputs and masks of `MultiheadAttention`; nothing is converted or made here.
 
-The layer's masks have torch's meaning, True = ignore; here they become the engine's, True = attend.
-Keys that a layer adds come before those of the caller, where they change neither the lengths nor
-the diagonal.
+The layer's masks have torch's meaning, True = ignore; `prepare` converts them.
 """
 
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..inputs.arrays import LARGEST, as_array, as_floats, is_bfloat16, native, prepared_mask
+from ..inputs.arrays import as_array, as_floats, is_bfloat16, native
 from ..shapes.attention import check_layer
 from ..shapes.single import wrong_shape
 from ..shapes.words import Shape, ShapeError, in_words
@@ -95,69 +93,17 @@ def _as_tensor(name: str, value: Any, dtype: np.dtype) -> np.ndarray:
     return array
 
 
-def engine_masks(
-    key_padding_mask: Any,
-    attn_mask: Any,
-    is_causal: bool,
-    inputs: Inputs,
-    num_heads: int,
-    added: int,
-    compute: np.dtype,
-    keep_bias: bool = False,
-) -> dict[str, Any]:
-    """Return the masks as arguments of `scaled_dot_product_attention`, with `added` keys first.
-
-    A mask is expanded only where one for keys and one for scores must become one bias. With
-    `keep_bias`, a bias that holds only 0 and -inf stays a bias, because it may have a gradient.
-    """
-    batch, n_q, n_kv = inputs.scores
-    padding, mask = check_masks(key_padding_mask, attn_mask, inputs, num_heads, compute, keep_bias)
-    options: dict[str, Any] = {"is_causal": is_causal}
-    if is_causal:
-        options["causal_offset"] = added
-    if padding is not None and padding.dtype != bool:
-        bias = prepared_mask(padding[:, None, None, :], compute)
-        mask = bias if mask is None else _both(mask, bias, compute)
-    elif padding is not None:
-        lengths = n_kv - padding.sum(-1)
-        if (padding == (np.arange(n_kv) >= lengths[:, None])).all():
-            options["key_lengths"] = lengths + added
-        else:  # queries get segment 0, ignored keys segment 1
-            documents = _after(added, 0, padding.astype(np.int64))
-            options["segment_ids"] = (np.zeros((batch, n_q), np.int64), documents)
-    if mask is not None:
-        mask = np.broadcast_to(mask, (*mask.shape[:-1], n_kv)) if added else mask
-        seen = mask.dtype == bool  # True, or a bias of 0: these keys are visible
-        options["attn_mask"] = _after(added, seen, mask)
-    return options
-
-
 def check_masks(
-    key_padding_mask: Any,
-    attn_mask: Any,
-    inputs: Inputs,
-    num_heads: int,
-    compute: np.dtype,
-    keep_bias: bool = False,
+    key_padding_mask: Any, attn_mask: Any, inputs: Inputs, num_heads: int
 ) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """Return both masks: of the keys, True = ignore; of the scores, True = attend; or biases."""
+    """Return the masks of (batch, n_kv), and of (n_q, n_kv) or (batch, num_heads, n_q, n_kv)."""
     batch, n_q, n_kv = inputs.scores
-    padding = _padding_mask(key_padding_mask, batch, n_kv, inputs.batched, keep_bias)
-    mask = _score_mask(attn_mask, (batch, num_heads, n_q, n_kv), compute, inputs.batched)
-    return padding, mask
+    padding = _padding_mask(key_padding_mask, batch, n_kv, inputs.batched)
+    return padding, _score_mask(attn_mask, (batch, num_heads, n_q, n_kv), inputs.batched)
 
 
-def _after(added: int, number: int, array: np.ndarray) -> np.ndarray:
-    """Put `added` columns that hold `number` in front of `array`."""
-    if not added:
-        return array
-    return np.concatenate([np.full((*array.shape[:-1], added), number, array.dtype), array], -1)
-
-
-def _padding_mask(
-    value: Any, batch: int, n_kv: int, batched: bool, keep_bias: bool
-) -> np.ndarray | None:
-    """Return (batch, n_kv): bool, True = ignore, or a bias with other numbers than 0 and -inf."""
+def _padding_mask(value: Any, batch: int, n_kv: int, batched: bool) -> np.ndarray | None:
+    """Return the mask of the keys as (batch, n_kv)."""
     if value is None:
         return None
     mask = _as_mask("key_padding_mask", value)
@@ -169,25 +115,18 @@ def _padding_mask(
             "key_padding_mask", mask.shape, {axes: expected},
             f"mark every key of every entry in {expected}",
         )  # fmt: skip
-    hidden = mask if mask.dtype == bool else mask == -np.inf
-    only_hides = mask.dtype == bool or (not keep_bias and ((mask == 0) | hidden).all())
-    return (hidden if only_hides else mask).reshape(batch, n_kv)
+    return mask.reshape(batch, n_kv)
 
 
-def _score_mask(
-    value: Any, scores: tuple[int, int, int, int], compute: np.dtype, batched: bool
-) -> np.ndarray | None:
-    """Return a mask with the engine's meaning: bool, True = attend, or a bias."""
+def _score_mask(value: Any, scores: tuple[int, int, int, int], batched: bool) -> np.ndarray | None:
+    """Return the mask of the scores with two axes, or with the axes of all scores."""
     if value is None:
         return None
     mask = _as_mask("attn_mask", value)
     batch, num_heads, n_q, n_kv = scores
     if mask.shape not in ((n_q, n_kv), (batch * num_heads, n_q, n_kv)):
         raise _wrong_score_mask(mask.shape, scores, batched)
-    if mask.ndim == 3:
-        mask = mask.reshape(scores)
-    mask = prepared_mask(mask, compute)
-    return ~mask if mask.dtype == bool else mask
+    return mask.reshape(scores) if mask.ndim == 3 else mask
 
 
 def _wrong_score_mask(shape: Shape, scores: tuple[int, int, int, int], batched: bool) -> ShapeError:
@@ -245,15 +184,3 @@ def _as_mask(name: str, value: Any) -> np.ndarray:
             f"what to ignore, pass mask != 0, if 1 marks real tokens, mask == 0"
         )
     return mask
-
-
-def _both(mask: np.ndarray, bias: np.ndarray, compute: np.dtype) -> np.ndarray:
-    """Add two masks to one bias; a key that either hides is hidden, and finite sums stay finite."""
-    if mask.dtype == bool:
-        return np.where(mask, bias, compute.type(-np.inf))
-    with np.errstate(all="ignore"):
-        total = mask + bias
-        limit = LARGEST[compute]
-        finite = np.isfinite(mask) & np.isfinite(bias)
-        total = np.where(finite, np.clip(total, -limit, limit), total)
-        return np.where((mask == -np.inf) | (bias == -np.inf), compute.type(-np.inf), total)

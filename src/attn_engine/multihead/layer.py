@@ -15,8 +15,9 @@ from ..linear import heads_first, project, project_inputs, with_rows
 from ..results import MultiheadGradients, MultiheadResult, SavedMultiheadResult
 from .attend import attend
 from .backward import NAMES, Saved, multihead_backward
-from .checks import Inputs, check_inputs, engine_masks
+from .checks import Inputs, check_inputs, check_masks
 from .parameters import MultiheadParameters
+from .prepare import engine_masks
 
 
 class MultiheadAttention(MultiheadParameters):
@@ -371,10 +372,10 @@ class MultiheadAttention(MultiheadParameters):
         if padding is mask is None:
             options = {"is_causal": True, "causal_offset": settings.added} if is_causal else {}
         else:
+            padding, mask = check_masks(padding, mask, inputs, settings.num_heads)
             options = engine_masks(
-                padding, mask, is_causal, inputs, settings.num_heads, settings.added,
-                settings.compute, keep_bias,
-            )  # fmt: skip
+                padding, mask, is_causal, inputs, settings.added, settings.compute, keep_bias
+            )
         return inputs, options
 
     def _projected(self, inputs: Inputs) -> tuple[np.ndarray, ...]:
