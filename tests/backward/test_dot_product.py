@@ -149,7 +149,7 @@ def test_b07_a_row_that_sees_nothing_has_no_gradient(dtype):
 
 
 @pytest.mark.parametrize("n_q", [8, 100])
-def test_a_visible_nan_reaches_those_who_see_it_alone(isa, n_q):
+def test_a_visible_nan_reaches_only_the_rows_that_see_it(isa, n_q):
     keep = np.ones((n_q, 20), bool)
     keep[2, 5] = False
     problem = make_problem(np.float32, batch=(), n_heads=1, n_kv_heads=1, n_q=n_q, n_kv=20)

@@ -119,7 +119,7 @@ def test_a_row_whose_visible_scores_all_overflow_is_no_empty_row(isa, dtype, n_q
     [{}, {"is_causal": True}, {"segments": True}, {"key_lengths": 5}, {"window": (2, 0)}],
     ids=["plain", "causal", "segments", "lengths", "window"],
 )
-def test_overflow_is_told_from_hiding_by_every_mask(isa, n_q, options):
+def test_overflow_differs_from_hiding_under_every_mask(isa, n_q, options):
     query, key = np.full((n_q, 1), 1e30, np.float32), np.full((9, 1), -1e30, np.float32)
     value = np.ones((9, 1), np.float32)
     options = dict(options)

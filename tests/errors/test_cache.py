@@ -275,7 +275,7 @@ def test_a_ring_cannot_be_truncated_to_what_is_overwritten():
     before = contents(cache)
     refuses(ValueError, [
         ("lengths: got 127 at index 1, where tokens before 64 are overwritten and a window of 65 "
-        "needs some of them; keep at least 128, or 0 to begin anew"),
+        "needs some of them; keep at least 128, or 0 to start again"),
     ], cache.truncate, [128, 127])  # fmt: skip
     for then, now in zip(before, contents(cache), strict=True):
         np.testing.assert_array_equal(then, now)

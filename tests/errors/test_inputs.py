@@ -31,7 +31,7 @@ def test_an_out_that_overlaps_itself_is_refused(shape, strides):
 
 
 @pytest.mark.parametrize("strides", [(36, 4), (-32, 4), (4, 32), (64, 8)])
-def test_an_out_whose_elements_lie_apart_is_written(strides):
+def test_an_out_with_gaps_between_its_elements_is_written(strides):
     buffer = np.zeros(400, np.float32)
     out = as_strided(buffer[80:], (8, 8), strides)
     x = np.random.default_rng(0).standard_normal((8, 8), np.float32)
@@ -123,7 +123,7 @@ class Symbol:
 
 
 @pytest.mark.parametrize("base", ["Tracer", "FakeTensor", "KerasTensor"])
-def test_a_symbol_of_a_traced_program_is_refused_with_the_way_out(base):
+def test_a_symbol_of_a_traced_program_is_refused_with_a_remedy(base):
     symbol = type("Traced", (type(base, (), {}),), {})()
     refuses(TypeError, ["query: got a Traced", "traced", "callback"], attention, symbol, 1, 1)
 
@@ -193,7 +193,7 @@ class Wrapped:
         ("out_proj.weight_g", "with weight_norm", "remove_weight_norm"),
     ],
 )
-def test_a_module_whose_parameters_lie_elsewhere_is_refused_with_the_way_out(name, what, way):
+def test_a_module_with_wrapped_parameters_is_refused_with_a_remedy(name, what, way):
     from_torch = attn_engine.MultiheadAttention.from_torch
     refuses(ValueError, ["module: a ", what, name, way], from_torch, Wrapped(name))
 
@@ -269,7 +269,7 @@ MASKED = {  # a call with a mask, and the words of its argument
 
 @pytest.mark.parametrize("slip", SLIPS, ids=repr)
 @pytest.mark.parametrize("function", MASKED)
-def test_a_number_is_no_mask_and_is_causal_is_told_where_there_is_one(function, slip):
+def test_a_number_as_mask_is_refused_and_the_message_names_is_causal(function, slip):
     call, name, is_causal = MASKED[function]
     causal = " (a causal mask is is_causal=True)" if is_causal else ""
     with pytest.raises(TypeError) as error:
@@ -318,7 +318,7 @@ def test_backward_and_cache_take_a_float_of_numpy_too():
             "mask.reshape(2, 3, 4) if it is (1, 1, axis 0, axis 1, axis 2)"),
     ],
 )  # fmt: skip
-def test_axes_to_drop_are_told_beside_the_names_of_all_others(function, arguments, fix):
+def test_the_fix_for_too_many_axes_names_all_axes(function, arguments, fix):
     arrays = [ones(*shape) for shape in arguments]
     with pytest.raises(attn_engine.ShapeError) as error:
         function(*arrays)
@@ -335,7 +335,7 @@ def test_axes_to_drop_are_told_beside_the_names_of_all_others(function, argument
         ((1, 1), (), "lengths.reshape(()) if it is (1, 1)"),
     ],
 )
-def test_axes_of_lengths_to_drop_are_told_with_code_that_runs(shape, rows, fix):
+def test_the_fix_for_lengths_with_too_many_axes_is_code_that_runs(shape, rows, fix):
     lengths = np.ones(shape, int)
     with pytest.raises(attn_engine.ShapeError) as error:
         softmax(ones(*rows, 4), lengths=lengths)

@@ -152,7 +152,7 @@ def test_batch_first_has_its_own_words():
         assert message in str(caught.value)
 
 
-def test_without_a_batch_masks_have_none():
+def test_without_a_batch_masks_have_no_batch_axis():
     query, key = ones(5, 12), ones(7, 12)
     for masks, message in (
         (

@@ -69,7 +69,7 @@ def test_other_subclasses_are_plain_arrays(dtype, n_q):
 
 @semantic
 @pytest.mark.parametrize("form", ["bool", "additive"])
-def test_hidden_beside_a_score_at_the_end_of_the_range(dtype, n_q, form):
+def test_a_key_is_hidden_next_to_one_with_a_huge_score(dtype, n_q, form):
     largest = 200.0 if dtype == np.float16 else 1e4  # squared and summed: beyond float16
     query, key = np.full((n_q, 4), largest, dtype), np.full((2, 4), largest, dtype)
     value = np.array([[1], [2]], dtype)

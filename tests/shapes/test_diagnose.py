@@ -160,7 +160,7 @@ def test_every_one_of_several_fixes_makes_the_call_run():
         ]),
     ],
 )  # fmt: skip
-def test_where_shapes_do_not_tell_both_are_told_and_what_tells_them_apart(operation, shapes, fixes):
+def test_ambiguous_shapes_get_both_fixes_and_how_to_choose(operation, shapes, fixes):
     found = diagnose(operation, **shapes).error.fix.split(", or ")
     assert len(found) == len(fixes) and all(map(str.startswith, found, fixes))
 
@@ -238,7 +238,7 @@ def slips(shape):
 
 
 @pytest.mark.parametrize("operation", sorted(RIGHT.keys() - UNLIKE))
-def test_every_slip_has_a_way_out_that_broadcasts_nothing(operation):
+def test_every_mistake_has_a_fix_that_broadcasts_nothing(operation):
     """What is called right runs, and gives what was said; what is called wrong does not run."""
     right = RIGHT[operation]
     seen, rng = 0, np.random.default_rng(0)
@@ -323,7 +323,7 @@ def test_needs_are_checked_as_in_the_call(operation):
     assert diagnose(operation, **RIGHT[operation], needs=("query",)).error is None
 
 
-def test_without_a_way_out_there_is_no_test():
+def test_without_a_fix_there_is_no_test():
     found = diagnose("additive", **(RIGHT["additive"] | {"W_a": (5, 8)}), num_heads=5)
     assert found.error.fix == "use W_a.T" and found.test == "" and found.results == {}
 

@@ -45,6 +45,6 @@ def test_starts_in_arrays_do_not_hide_what_is_wrong():
 
 
 @pytest.mark.parametrize("function", [np.ones(3), np.ones((2, 4)), ["sdpa"], None, 3])
-def test_what_is_no_function_is_told_which_there_are(function):
+def test_an_error_about_an_unknown_function_lists_the_known_ones(function):
     with pytest.raises(ValueError, match="^diagnose: no checks of .*expected one of .*'sdpa'"):
         diagnose(function, query=(3, 4))

@@ -102,6 +102,19 @@ def test_imports_run_one_way(module):
     assert set().union(*map(imports, files)) <= {*LAYERS[: LAYERS.index(module)], module}
 
 
+FAMILIES = ["dot_product", "recurrent", "multihead", "cache"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_checks_allocate_and_convert_nothing(family):
+    files = [*PACKAGE.glob(f"{family}/*checks.py")]
+    assert files
+    makes = r"\bnp\.(empty|zeros)\b|\b(prepared_mask|walkable|rounded_to)\b"
+    later = r"from \.(prepare|gradients|attend)\b"
+    for path in files:
+        assert re.findall(f"{makes}|{later}", path.read_text()) == [], path.name
+
+
 def test_the_demo_is_imported_by_the_command_line_alone():
     outside = [p for p in PACKAGE.rglob("*.py") if p.parent.name != "demo"]
     assert [p.name for p in outside if "demo" in imports(p)] == ["cli.py"]

@@ -149,7 +149,7 @@ def test_a_file_is_replaced_whole(tmp_path, monkeypatch):
 # ---- refusals
 
 
-def test_a_file_of_another_kind_or_run_is_never_overwritten(team, tmp_path, monkeypatch):
+def test_a_file_of_another_program_or_run_is_never_overwritten(team, tmp_path, monkeypatch):
     (tmp_path / FILE).write_text('{"mine": 1}')
     with pytest.raises(BadInput, match="not a result"):
         run(ALL, tmp_path)
@@ -317,6 +317,6 @@ def test_memory_of_a_call_is_its_result_and_for_numpy_all_scores():
         assert output + scores - slack <= theirs["bytes"] < output + 1.5 * scores + 2**20
 
 
-def test_memory_is_not_invented_for_who_has_no_such_call():
+def test_a_contender_without_such_a_call_has_no_memory_in_the_report():
     (record,) = extra_memory("torch.compile", 1, [CASES[0]])
     assert record["bytes"] is None

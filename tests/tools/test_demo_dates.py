@@ -128,7 +128,7 @@ def test_days_that_do_not_exist_are_read_number_by_number_and_refused(example, n
                 dates.check(reading)
 
 
-def test_other_texts_are_told_from_dates(example, network):
+def test_texts_that_are_no_dates_are_recognised(example, network):
     pairs = example.other_texts(random.Random(SEED), N)
     assert share_right(network.read([dates.normalised(text) for text, _ in pairs]), pairs) >= 0.97
 
@@ -274,7 +274,7 @@ runpy.run_path({str(FOLDER / "train.py")!r}, run_name="__main__")
         (99, "stopped; the weights are in the file\n", "below/x.npz"),  # while it measures them
     ],
 )
-def test_ctrl_c_is_one_line_and_leaves_what_goes_on(step, words, left, tmp_path):
+def test_ctrl_c_prints_one_line_and_leaves_a_file_to_continue(step, words, left, tmp_path):
     """The checkpoint lies where the command runs, not beside the file that it makes."""
     (tmp_path / "below").mkdir()
     command = [sys.executable, "-c", CTRL_C, str(step), "--quick", "--output", "below/x.npz"]

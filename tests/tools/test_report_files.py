@@ -92,7 +92,7 @@ def test_ratios_of_two_files(fake, tmp_path):
     assert len(compared["changes"]) == len(found)
 
 
-def test_two_machines_are_told_apart(fake, tmp_path):
+def test_differences_between_two_machines_are_reported(fake, tmp_path):
     first, second = fake("first"), fake("second")
     same = write_reports([first, second], tmp_path)[1].read_text("utf-8")
     assert "Machine, threads and versions are the same in both files." in same

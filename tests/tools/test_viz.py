@@ -226,7 +226,7 @@ def test_text_keeps_its_columns_aligned(width):
     assert max(map(columns, lines)) <= width
 
 
-def test_text_that_does_not_fit_goes_on_below_and_loses_nothing():
+def test_text_that_does_not_fit_continues_below_and_loses_nothing():
     weights = random_weights(3, 100)
     text = to_text(weights, ["a", "b", "c"], [f"k{j:02}" for j in range(100)], width=62)
     blocks = text.split("\n\n")

@@ -122,7 +122,7 @@ def check_kept(settings: CacheSettings, pages: Pages, lengths: Any) -> np.ndarra
                 f"lengths: got {lengths[b]} at index {b}, where tokens before {pages.starts[b]} "
                 "are "
                 f"overwritten and a window of {settings.window} needs some of them; keep at least "
-                f"{least[b]}, or 0 to begin anew"
+                f"{least[b]}, or 0 to start again"
             )
     return lengths.astype(np.int64)
 

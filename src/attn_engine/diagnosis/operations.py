@@ -213,7 +213,7 @@ OPERATIONS = {
         KVCache.reorder,
         dry_run.of_cache(dry_run.reorder, full=False),
         _CACHE + "cache.reorder({tensors})",
-        "entry b goes on from what entry batch_index[b] was",
+        "entry b continues the former entry batch_index[b]",
     ),
     "sdpa_backward": Operation(
         scaled_dot_product_attention_backward,

@@ -142,7 +142,7 @@ def check_parts(outputs: Any, lses: Any, bshd: bool) -> tuple[list[np.ndarray], 
             raise _for_all(error, outputs)
         if native(lse.dtype) != compute:
             raise TypeError(
-                f"lses[{i}]: dtype {lse.dtype}, expected {compute} beside outputs of {first.dtype}"
+                f"lses[{i}]: dtype {lse.dtype}, expected {compute} for outputs of {first.dtype}"
             )
         if lse.shape != rows:
             what = (

@@ -233,7 +233,7 @@ def _wrong_x(shape: Shape, table: Shape) -> ShapeError | None:
     else:
         return None
     return ShapeError(
-        f"x: shape {shape} is that of {reading} beside cos {table}, expected 4 axes",
+        f"x: shape {shape} is that of {reading} with cos {table}, expected 4 axes",
         f"use {code}", "x", shape, right, "(batch, n_heads, n, d)", code={"x": code},
     )  # fmt: skip
 

@@ -73,7 +73,7 @@ class MultiheadAttention(MultiheadParameters):
     Notes
     -----
     A row that sees no key has weights 0, and its output is ``out_proj.bias``, whether weights are
-    asked for or not; torch gives NaN if they are.
+    requested or not; torch gives NaN if they are.
 
     Projections are NumPy products. NumPy's BLAS has threads of its own (set them with
     OPENBLAS_NUM_THREADS or threadpoolctl); ``num_threads`` limits attention only.
@@ -327,7 +327,7 @@ class MultiheadAttention(MultiheadParameters):
         num_threads: Any,
         save: bool,
     ) -> SavedMultiheadResult[Any]:
-        """Run `forward`; the third result, `saved`, is None unless asked for."""
+        """Run `forward`; the third result, `saved`, is None unless requested."""
         need_weights = check_flag("need_weights", need_weights)
         average = check_flag("average_attn_weights", average)
         threads = config.resolve_threads(num_threads)

@@ -101,7 +101,7 @@ def luong_backward(
 
 
 def _needs_of(needs: Any, names: tuple[str, ...], inputs: dict[str, Any]) -> frozenset[str]:
-    """Return the names of the gradients that are asked for and whose argument was given."""
+    """Return the names of the requested gradients whose argument was given."""
     return frozenset(name for name in check_needs(needs, names) if inputs[name] is not None)
 
 

@@ -45,7 +45,7 @@ def rewrites(
 ) -> list[Rewrite]:
     """Return rewrites from a shape to axes with some known sizes, the likeliest first.
 
-    `is_legal` tells that the function accepts this number of axes, so only sizes are wrong.
+    `is_legal` says that the function accepts this number of axes, so only sizes are wrong.
     """
     best: dict[str, Rewrite] = {}
     for arranged in (

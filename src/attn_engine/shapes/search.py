@@ -13,8 +13,8 @@ from .rewrites import Rewrite, Words, is_batch, is_heads, rewrites, sharing
 from .signature import Signature, Sizes, no_rule
 from .words import Shape, ShapeError, in_words
 
-_MOST = 6.0  # fixes that cost more are not told
-_AS_LIKELY = 0.5  # other fixes are told if they cost at most this much more
+_MOST = 6.0  # fixes that cost more are not reported
+_AS_LIKELY = 0.5  # other fixes are reported if they cost at most this much more
 _NO_BROADCAST = "take the entries that belong together, nothing is broadcast"
 
 
