@@ -161,8 +161,7 @@ def table(runs: list[dict]) -> str:
         what += (
             f" %: share of the limit measured in the same run ({limits} Gflop/s for the best 2048³ "
             "float32 product; for decode the rate of summing one buffer of the size of K and V "
-            "over "
-            "and over, out of whichever cache holds it)."
+            "over and over, out of whichever cache holds it)."
         )
     lines += [
         "",

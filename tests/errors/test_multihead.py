@@ -16,17 +16,16 @@ CALLS = {
         {"query": ones(12)},
         (
             "query: shape (12,) has 1 axis, expected 3 (n_q, batch, embed_dim) (key (7, 2, 12), "
-            "value "
-            "(7, 2, 12)); use np.repeat(query[None, None], 2, axis=1) if query is for every batch "
-            "entry"
+            "value (7, 2, 12)); use np.repeat(query[None, None], 2, axis=1) if query is for every "
+            "batch entry"
         ),
     ),
     "ranks": (
         {"key": ones(7, 12)},
         (
             "key: shape (7, 12) has 2 axes, expected 3 (n_kv, batch, kdim) (query (5, 2, 12), "
-            "value "
-            "(7, 2, 12)); use np.repeat(key[:, None], 2, axis=1) if key is for every batch entry"
+            "value (7, 2, 12)); use np.repeat(key[:, None], 2, axis=1) if key is for every batch "
+            "entry"
         ),
     ),
     "rank of query": (
@@ -121,8 +120,7 @@ TYPES = {
         {"key_padding_mask": ones(2, 7, dtype=int)},
         (
             "key_padding_mask: dtype int64, expected bool (True = ignore) or a float bias; if 1 "
-            "marks "
-            "what to ignore, pass mask != 0, if 1 marks real tokens, mask == 0"
+            "marks what to ignore, pass mask != 0, if 1 marks real tokens, mask == 0"
         ),
     ),
     "attn_mask of integers": (

@@ -106,10 +106,11 @@ FAMILIES = ["dot_product", "recurrent", "multihead", "cache"]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_checks_allocate_and_convert_nothing(family):
+def test_checks_leave_converting_and_results_to_prepare(family):
     files = [*PACKAGE.glob(f"{family}/*checks.py")]
     assert files
-    makes = r"\bnp\.(empty|zeros)\b|\b(prepared_mask|walkable|rounded_to)\b"
+    makes = r"\bnp\.(empty|zeros|ascontiguousarray|matmul)\b"
+    makes += r"|\b(prepared_mask|walkable|rounded_to|raw|destination)\("
     later = r"from \.(prepare|gradients|attend)\b"
     for path in files:
         assert re.findall(f"{makes}|{later}", path.read_text()) == [], path.name

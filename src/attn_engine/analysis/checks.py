@@ -291,8 +291,7 @@ def _moved(distance: Distance | None, output: np.ndarray, changed: np.ndarray) -
     if not callable(distance):
         raise TypeError(
             f"distance: got an object of type {type(distance).__name__}, expected a function of "
-            "the "
-            f"output and what became of it"
+            "the output and what became of it"
         )
     moved = as_array("distance", distance(output, changed))
     if moved.dtype.kind in "biu":  # for example whether predictions changed
@@ -301,8 +300,7 @@ def _moved(distance: Distance | None, output: np.ndarray, changed: np.ndarray) -
     if moved.shape != output.shape[:-1]:
         raise ValueError(
             f"distance: returned shape {moved.shape}, expected {output.shape[:-1]}, a number for "
-            "each "
-            f"query; take the distance over the last axis alone"
+            f"each query; take the distance over the last axis alone"
         )
     return moved.astype(np.float64)
 

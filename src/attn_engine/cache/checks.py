@@ -120,9 +120,8 @@ def check_kept(settings: CacheSettings, pages: Pages, lengths: Any) -> np.ndarra
         for b in np.flatnonzero((pages.starts > 0) & (lengths > 0) & (lengths < least))[:1]:
             raise ValueError(
                 f"lengths: got {lengths[b]} at index {b}, where tokens before {pages.starts[b]} "
-                "are "
-                f"overwritten and a window of {settings.window} needs some of them; keep at least "
-                f"{least[b]}, or 0 to start again"
+                f"are overwritten and a window of {settings.window} needs some of them; keep at "
+                f"least {least[b]}, or 0 to start again"
             )
     return lengths.astype(np.int64)
 

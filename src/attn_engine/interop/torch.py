@@ -109,8 +109,7 @@ def _apply(function: Differentiable, options: dict[str, Any], arrays: tuple) -> 
         if isinstance(x, torch.Tensor) and _is_transformed(x):
             raise TypeError(
                 f"{name}: torch.func (grad, jvp, vmap, ...) and forward mode do not reach into "
-                "this "
-                f"function; use torch.autograd.grad or backward(), and a batch axis for vmap"
+                "this function; use torch.autograd.grad or backward(), and a batch axis for vmap"
             )
     differentiable.check_call(function.names, arrays, options, _is_traced, "{}.detach()")
     return _Function.apply(function, options, *arrays)

@@ -180,7 +180,6 @@ def _as_mask(name: str, value: Any) -> np.ndarray:
     if mask.dtype.kind not in "bf" and not is_bfloat16(mask.dtype):
         raise TypeError(
             f"{name}: dtype {mask.dtype}, expected bool (True = ignore) or a float bias; if 1 "
-            "marks "
-            f"what to ignore, pass mask != 0, if 1 marks real tokens, mask == 0"
+            "marks what to ignore, pass mask != 0, if 1 marks real tokens, mask == 0"
         )
     return mask

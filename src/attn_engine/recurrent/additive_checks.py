@@ -1,10 +1,10 @@
-"""Check the arguments of additive attention; of new arrays, only the direction of v_a is made."""
+"""Check the arguments of additive attention; nothing is converted or made here."""
 
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..inputs.arrays import as_floats, check_same_dtype, compute_type, native
+from ..inputs.arrays import as_floats, check_same_dtype, native
 from ..inputs.call import Sizes, check_out
 from ..shapes.recurrent import CONCAT, additive_score, check_projection
 from ..shapes.rewrites import Words
@@ -24,29 +24,18 @@ def check_keys(keys: Any, U_a: Any) -> tuple[np.ndarray, np.ndarray | None]:
     return keys, U_a
 
 
-def _vector(name: str, v: np.ndarray, v_scale: Any) -> np.ndarray:
-    """Return v_a in the compute type, scaled to length v_scale if one is given."""
-    compute = compute_type(v.dtype)
+def _check_scale(v_a: np.ndarray, v_scale: Any) -> float | None:
+    """Return `v_scale` as a number; v_a must have a length to scale."""
     if v_scale is None:
-        return np.ascontiguousarray(v, compute)
+        return None
     scale = np.asarray(v_scale)
     if scale.dtype.kind not in "fiu" or scale.size != 1:
         raise TypeError(f"v_scale: got {type(v_scale).__name__}, expected one real number")
     if not np.isfinite(scale).all():
         raise ValueError(f"v_scale: got {v_scale}, expected a finite number")
-    if v.size and not v.any():
-        raise ValueError(f"{name}: its length is 0 and cannot be made v_scale; pass no v_scale")
-    with np.errstate(all="ignore"):
-        return (direction_of(v)[0] * float(scale.reshape(()))).astype(compute)
-
-
-def direction_of(v: np.ndarray) -> tuple[np.ndarray, np.float64]:
-    """Return v divided by its length, and the length, in float64; no square overflows."""
-    wide = v.astype(np.float64)
-    largest = np.abs(wide).max(initial=0)
-    wide = wide / largest
-    length = np.sqrt(np.square(wide).sum())
-    return wide / length, largest * length
+    if v_a.size and not v_a.any():
+        raise ValueError("v_a: its length is 0 and cannot be made v_scale; pass no v_scale")
+    return float(scale.reshape(()))
 
 
 def _shaped(name: str, value: Any, axes: Words, expected: Shape, model: np.ndarray) -> np.ndarray:
@@ -67,6 +56,7 @@ class CheckedAdditive(NamedTuple):
     W_a: np.ndarray | None
     U_a: np.ndarray | None
     v: np.ndarray
+    v_scale: float | None
     bias: np.ndarray | None
     location: np.ndarray | None
     mask: np.ndarray | None
@@ -125,7 +115,7 @@ def additive(
     hints = {"mask": mask, "key_lengths": key_lengths}
     s, matrices = states(query, keys, values, score, matrices, prepared, **hints)
     W_a, U_a, v = (matrices.get(name) for name in names)
-    v, d_attn = _vector("v_a", v, v_scale), len(v)
+    length, d_attn = _check_scale(v, v_scale), len(v)
     heads = check_heads(num_heads, d_attn=d_attn, d_v=s.values.shape[-1])
     if bias is not None:
         bias = _shaped("bias", bias, ("d_attn",), (d_attn,), s.query)
@@ -144,7 +134,7 @@ def additive(
     mask = check_mask(mask, s)
     lengths = check_key_lengths(key_lengths, s)
     call = CheckedAdditive(
-        s, prepared, W_a, U_a, v, bias, location, mask, lengths, heads, out, threads
+        s, prepared, W_a, U_a, v, length, bias, location, mask, lengths, heads, out, threads
     )
     _check_additive_out(call, matrices | {"v_scale": v_scale, "key_lengths": key_lengths})
     return call
@@ -166,12 +156,12 @@ def concat(
     """Check the arguments of `concat_attention`; raise every error that it documents."""
     hints = {"mask": mask, "key_lengths": key_lengths}
     s, matrices = states(query, keys, values, CONCAT, {"W_c": W_c, "v": v}, **hints)
-    W_c, v, d_s = matrices["W_c"], _vector("v", matrices["v"], None), s.query.shape[-1]
+    W_c, v, d_s = matrices["W_c"], matrices["v"], s.query.shape[-1]
     heads = check_heads(num_heads, d_attn=len(v), d_v=s.values.shape[-1])
     mask = check_mask(mask, s)
     lengths = check_key_lengths(key_lengths, s)
     call = CheckedAdditive(
-        s, None, W_c[:, :d_s], W_c[:, d_s:], v, None, None, mask, lengths, heads, out, threads
+        s, None, W_c[:, :d_s], W_c[:, d_s:], v, None, None, None, mask, lengths, heads, out, threads
     )
     _check_additive_out(call, matrices | {"key_lengths": key_lengths})
     return call

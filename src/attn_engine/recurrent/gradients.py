@@ -12,10 +12,9 @@ from .._core import AdditiveCall
 from .._core import additive_backward as run_core
 from ..inputs.arrays import compute_type, dtype_code, native, raw, rounded_to, walkable
 from ..linear import gradient_of_tokens, gradient_of_weight, sum_of_rows
-from .additive_checks import direction_of
 from .backward_checks import CheckedBackward, Given
 from .checks import CheckedLuong
-from .prepare import additive_projections, project
+from .prepare import additive_projections, additive_vector, direction_of, project
 
 
 class CoreGiven(NamedTuple):
@@ -129,7 +128,8 @@ def _core_call(call: CheckedBackward) -> tuple[AdditiveCall, CoreGiven]:
         query, key, value = project(s.query, forward.matrix), *(walkable(x, dtype) for x in tensors)
     else:
         given = (None if x is None else raw(x) for x in given)
-        (query, key), value, v = additive_projections(forward), raw(walkable(s.values)), forward.v
+        query, key = additive_projections(forward)
+        value, v = raw(walkable(s.values)), additive_vector(forward)
     core = AdditiveCall(
         query, key, value, v, None, None, dtype_code(dtype), forward.threads, heads=forward.heads
     )

@@ -86,6 +86,24 @@ def additive_projections(call: CheckedAdditive) -> tuple[np.ndarray, np.ndarray]
     return query, keys
 
 
+def additive_vector(call: CheckedAdditive) -> np.ndarray:
+    """Return v in the compute type, scaled to the length `v_scale` if one is given."""
+    compute = compute_type(call.v.dtype)
+    if call.v_scale is None:
+        return np.ascontiguousarray(call.v, compute)
+    with np.errstate(all="ignore"):
+        return (direction_of(call.v)[0] * call.v_scale).astype(compute)
+
+
+def direction_of(v: np.ndarray) -> tuple[np.ndarray, np.float64]:
+    """Return v divided by its length, and the length, in float64; no square overflows."""
+    wide = v.astype(np.float64)
+    largest = np.abs(wide).max(initial=0)
+    wide = wide / largest
+    length = np.sqrt(np.square(wide).sum())
+    return wide / length, largest * length
+
+
 def prepare_additive(call: CheckedAdditive) -> Prepared:
     """Make the projections, and allocate the results."""
     s, prepared, heads = call.states, call.prepared, call.heads
@@ -94,7 +112,7 @@ def prepare_additive(call: CheckedAdditive) -> Prepared:
     output, target, spill = destination(call.out, shape, dtype, shape)
     weights = np.empty(weights_shape(s, heads), dtype)
     core = AdditiveCall(
-        query, keys, raw(walkable(s.values)), call.v, raw(target), raw(weights),
+        query, keys, raw(walkable(s.values)), additive_vector(call), raw(target), raw(weights),
         dtype_code(dtype), call.threads,
         exponentials=prepared.exponentials if call.uses_exponentials else None,
         mask=None if call.mask is None else prepared_mask(call.mask, compute),

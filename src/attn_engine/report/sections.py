@@ -168,10 +168,9 @@ def every_case(results: Results) -> Section:
         text.append("Ratio: the best peer's time over attn_engine's.")
     if table and "of peak" in table.heads:
         text.append(
-            "Of peak: attn_engine's rate divided by the best "
-            "rate measured in this run, of a matrix product or, for one query, of reading "
-            "as "
-            "many bytes as keys and values have; above 100 % where the machine was slower then."
+            "Of peak: attn_engine's rate divided by the best rate measured in this run, of a "
+            "matrix product or, for one query, of reading as many bytes as keys and values have; "
+            "above 100 % where the machine was slower then."
         )
     return Section("All cases", text if table else [], table=table)
 
@@ -234,8 +233,7 @@ def comparison_with(results: Results, other: Results) -> Section:
     what = (
         f"Ratio: median time in the first, {results.path}, over that in the second, {other.path}; "
         "above 1, the second is faster. The median is that of all turns of a case; other tables "
-        "have "
-        f"{results.statistic}. "
+        f"have {results.statistic}. "
         "Intervals (right in at least 9 of 10 cases) cover what varies within a run. What varies "
         "between two runs shows in contenders whose version did not change. "
         "No difference seen: the interval contains 1, or the medians differ by no more than the "
