@@ -1,6 +1,7 @@
 """Fixtures for every tier this CPU runs, every dtype and both kernels; the final error table."""
 
 import importlib.util
+import signal
 
 import numpy as np
 import pytest
@@ -15,6 +16,11 @@ from attn_engine import _core
 settings.register_profile("usual", max_examples=60, deadline=None, derandomize=True, database=None)
 settings.register_profile("long", settings.get_profile("usual"), max_examples=10_000)
 settings.load_profile("usual")
+
+# A shell starts background jobs with Ctrl-C ignored, and the programs that tests interrupt would
+# inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(params=_core.supported_isas())
